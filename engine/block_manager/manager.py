@@ -1,0 +1,405 @@
+"""Who holds which pages and chunks, and what of a history can be reused.
+
+The life of a piece: `lookup` (optional, changes nothing), `reserve` (look-up, space and hold in
+one act), the step runs, then `commit` (its rows count from now on) or `release` (they do not).
+Copies are described here and moved elsewhere: the core submits the jobs that `reserve` and
+`commit` hand out and reports their progress back through `copy_progress`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import numpy as np
+
+from engine.block_manager.eviction import load_policy
+from engine.block_manager.fingerprint import NO_MATCH, HashChain, Match, match
+from engine.block_manager.invariants import check
+from engine.block_manager.layout import Layout
+from engine.block_manager.reservation import (
+    NOTHING_FOUND,
+    CopyOutcome,
+    ForgetTicket,
+    Lookup,
+    PoolUsage,
+    Reservation,
+)
+from engine.block_manager.state_copies import StateCopies
+from engine.block_manager.tiers import Tiers
+from engine.block_manager.user_state import Residency, UserKey, UserState, UserView
+from engine.errors import InvariantError
+from engine.metrics import Metrics
+from engine.transfer.jobs import CopyEngine, CopyJob, CopyProgress
+
+
+class BlockManager:
+    """The one public face of user state. Owned by the loop thread; metadata only.
+
+    At most one reservation a user is open at a time (pieces of one request follow each other).
+    """
+
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_chunks: int,
+        pages_per_chunk: int,
+        copies: CopyEngine,
+        metrics: Metrics,
+        page_bytes_all_layers: int,
+        clock: Callable[[], float],
+        eviction_policy: str = "lru",
+        on_pages_freed: Callable[[Int32Array], None] | None = None,
+    ) -> None:
+        """`num_chunks` 0: no host tier, nothing is ever offloaded.
+
+        page_bytes_all_layers: bytes of one page over all layers, for the byte counters. clock:
+        monotonic seconds. on_pages_freed: told the pages that nobody holds any more (debug).
+        Raises ConfigError for an unknown eviction policy.
+        """
+        self._layout = Layout(
+            page_size=page_size, pages_per_chunk=pages_per_chunk, page_bytes=page_bytes_all_layers
+        )
+        self._tiers = Tiers(
+            num_pages=num_pages,
+            num_chunks=num_chunks,
+            layout=self._layout,
+            copies=copies,
+            metrics=metrics,
+            make_policy=load_policy(eviction_policy, {}),
+            on_pages_freed=on_pages_freed,
+        )
+        self._metrics = metrics
+        self._state_copies = StateCopies(self._tiers, metrics, clock)
+        self._reservations: dict[Reservation, None] = {}
+        self._weights_versions: set[str] = set()
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the device pool."""
+        return self._tiers.pages.size
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return self._layout.page_size
+
+    # Look-up and planning.
+
+    def lookup(self, key: UserKey, chain: HashChain) -> Lookup:
+        """What of the history is there. Changes nothing, promises nothing."""
+        state = self._tiers.states.get(key)
+        if state is None:
+            return NOTHING_FOUND
+        return _lookup(state, self._match(state, chain))
+
+    def fits(self, tokens: int) -> bool:
+        """A history of that many tokens could fit into an otherwise empty device pool."""
+        return self._layout.pages_for(tokens) <= self._tiers.pages.size
+
+    def reserve(
+        self, key: UserKey, chain: HashChain, *, stop: int, protected: Collection[UserKey]
+    ) -> Reservation | None:
+        """Plan a piece that ends with history row `stop`: look-up and hold in one act.
+
+        A state that diverges from the chain is cut to the whole pages that match, at once and
+        for good. Then pages for the onload and for the rows [matched, stop) are taken from the
+        free ones and by eviction; `protected` are the users of the running and of the upcoming
+        step. None: they cannot be had now; no page was taken and no recency changed.
+        """
+        if not 0 <= stop <= chain.length:
+            raise InvariantError(f"piece ends at {stop} of a history of {chain.length}")
+        state = self._tiers.states.get(key)
+        found = NO_MATCH
+        if state is not None:
+            if state.residency is Residency.PINNED:
+                raise InvariantError(f"user {key.user_id!r} has a piece in flight already")
+            found = self._match(state, chain)
+            if found.diverges:
+                self._diverge(state, found.matched)
+                state = self._tiers.states.get(key)
+        lookup = NOTHING_FOUND if state is None else _lookup(state, found)
+        return self._hold(key, state, lookup, chain, stop, protected)
+
+    def _hold(
+        self,
+        key: UserKey,
+        state: UserState | None,
+        lookup: Lookup,
+        chain: HashChain,
+        stop: int,
+        protected: Collection[UserKey],
+    ) -> Reservation | None:
+        layout = self._layout
+        start = min(lookup.matched, stop)
+        reach = layout.pages_for(start)
+        resident = 0 if state is None else state.num_pages
+        onloaded = reach - resident if reach > resident else 0
+        fresh = self._tiers.take_pages(
+            onloaded + layout.pages_for(stop) - reach, own=state, keep=reach, protected=protected
+        )
+        if fresh is None:
+            return None
+        state = self._tiers.states.get(key)  # its own last page may have been the one taken
+        if state is None:
+            state = UserState(key)
+            self._weights_versions.add(key.weights_version)
+        held = state.pages[:reach]
+        return self._open(
+            Reservation(
+                key=key,
+                chain=chain,
+                lookup=lookup,
+                start=start,
+                stop=stop,
+                block_table=np.concatenate((held, fresh)),
+                onload=None,
+                is_private=lookup.is_prefix and stop > start,
+                is_prefetch=False,
+                state=state,
+                resident_len=state.device_len,
+            ),
+            num_held=len(held),
+            num_onloaded=onloaded,
+        )
+
+    def reserve_resident(self, key: UserKey, *, max_pages: int) -> Reservation | None:
+        """Prefetch a known state: onload what only the host has, at most `max_pages` pages.
+
+        Takes free pages only and never evicts. None: the user is unknown or has a piece in
+        flight, or nothing is to be onloaded, or no page is free.
+        """
+        state = self._tiers.states.get(key)
+        if state is None or state.residency is Residency.PINNED:
+            return None
+        layout = self._layout
+        missing = layout.full_pages(state.host_len) - state.num_pages
+        count = min(missing, max_pages, self._tiers.pages.num_free)
+        if count <= 0:
+            return None
+        stop = layout.page_start(state.num_pages + count)
+        device_hit = state.device_len
+        return self._open(
+            Reservation(
+                key=key,
+                chain=None,
+                lookup=Lookup(stop, device_hit, stop - device_hit, is_prefix=False),
+                start=stop,
+                stop=stop,
+                block_table=np.concatenate((state.pages, self._tiers.pages.allocate(count))),
+                onload=None,
+                is_private=False,
+                is_prefetch=True,
+                state=state,
+                resident_len=state.device_len,
+            ),
+            num_held=state.num_pages,
+            num_onloaded=count,
+        )
+
+    def _open(self, reservation: Reservation, *, num_held: int, num_onloaded: int) -> Reservation:
+        """Hold the state and the first `num_held` pages of the table, which are the state's; make
+        the onload of the next `num_onloaded`. The table's other pages are the piece's already.
+        """
+        state, table = reservation.state, reservation.block_table
+        self._tiers.pages.retain(table[:num_held])
+        self._tiers.pin(state)
+        self._reservations[reservation] = None
+        if num_onloaded:
+            last = num_held + num_onloaded
+            reservation.resident_len = self._layout.page_start(last)
+            reservation.onload = self._state_copies.open_onload(
+                reservation, num_held, table[num_held:last]
+            )
+        return reservation
+
+    # The end of a piece.
+
+    def commit(self, reservation: Reservation) -> CopyJob | None:
+        """The step has run: its rows and its onloaded pages are valid from now on.
+
+        Rows of a private piece, and of a user that was forgotten or refreshed meanwhile, are
+        indexed nowhere. Returns the offload to submit at once, if there is one: all whole pages
+        that are not yet on the host or on their way, as far as chunks can be had (else the rest
+        is skipped, counted, and tried again at the user's next commit).
+        """
+        state = self._close(reservation)
+        if reservation.outcome is CopyOutcome.FAILED:
+            raise InvariantError(f"commit for {reservation.key.user_id!r} whose onload failed")
+        offload = None
+        if state.is_attached:
+            self._adopt_onload(reservation)
+            if not reservation.is_private:
+                self._adopt_rows(reservation)
+            if not reservation.is_prefetch:
+                state.used_len = state.device_len
+            if not state.key.private_to:
+                offload = self._state_copies.open_offload(state)
+        else:
+            self._state_copies.waste(reservation)
+        self._end(reservation)
+        return offload
+
+    def release(self, reservation: Reservation, *, onload_failed: bool) -> None:
+        """The piece was dropped, or its step failed: its rows are indexed nowhere.
+
+        onload_failed: the onload failed or came too late, so the host copy counts as lost from
+        the job's first page on. Otherwise the onloaded pages stay if the onload is complete, and
+        an onload that has not started is cancelled. A copy that still runs keeps its pages and
+        chunks out of use until `copy_progress` reports its end.
+        """
+        state = self._close(reservation)
+        if reservation.onload is not None:
+            if onload_failed or reservation.outcome is CopyOutcome.FAILED:
+                self._state_copies.fail_read(reservation)
+            elif state.is_attached and reservation.outcome is CopyOutcome.DONE:
+                self._adopt_onload(reservation)
+            else:
+                self._state_copies.waste(reservation)
+        self._end(reservation)
+
+    def _close(self, reservation: Reservation) -> UserState:
+        if not reservation.is_open:
+            raise InvariantError(f"a piece of {reservation.key.user_id!r} ended twice")
+        reservation.is_open = False
+        return reservation.state
+
+    def _end(self, reservation: Reservation) -> None:
+        """Drop the piece's own references and its hold on the state."""
+        self._state_copies.let_go(reservation)
+        self._tiers.pages.release(reservation.block_table)
+        del self._reservations[reservation]
+        self._tiers.unpin(reservation.state)
+
+    def _adopt_onload(self, reservation: Reservation) -> None:
+        """The onloaded pages become the state's."""
+        state = reservation.state
+        if reservation.resident_len > state.device_len:
+            self._adopt_pages(reservation, self._layout.pages_for(reservation.resident_len))
+            state.device_len = reservation.resident_len
+
+    def _adopt_rows(self, reservation: Reservation) -> None:
+        """Rows up to `stop` become the state's, and their fingerprints."""
+        state, chain, stop = reservation.state, reservation.chain, reservation.stop
+        if chain is None or stop <= state.length:
+            return
+        self._adopt_pages(reservation, self._layout.pages_for(stop))
+        state.append_hashes(chain.boundaries[state.num_hashes : self._layout.full_pages(stop)])
+        state.tail_hash = chain.at(stop)
+        state.device_len = stop
+
+    def _adopt_pages(self, reservation: Reservation, num_pages: int) -> None:
+        pages = reservation.block_table[reservation.state.num_pages : num_pages]
+        self._tiers.pages.retain(pages)
+        reservation.state.append_pages(pages)
+
+    # Copies.
+
+    def copy_progress(self, progress: CopyProgress) -> None:
+        """What `CopyEngine.poll` reported about a job; a job that is not in flight is a bug."""
+        self._state_copies.progress(progress)
+
+    # The end of a state.
+
+    def _diverge(self, state: UserState, matched: int) -> None:
+        """Keep the whole pages below `matched`; what is under way for the rest is void."""
+        state.branch += 1
+        self._metrics.add("invalidations_total", 1, "diverged")
+        self._tiers.withdraw_offloads(state)
+        self._tiers.cut_device(state, self._layout.full_pages(matched))
+        self._tiers.cut_host(state, matched)
+        self._tiers.settle(state)
+
+    def refresh(self, key: UserKey) -> None:
+        """Invalidate what is known about the user under this key, in both tiers."""
+        state = self._tiers.states.get(key)
+        if state is not None:
+            self._metrics.add("invalidations_total", 1, "refreshed")
+            self._tiers.detach(state)
+
+    def drop(self, key: UserKey) -> None:
+        """Remove a state that nobody can ask for again; counted as nothing."""
+        state = self._tiers.states.get(key)
+        if state is not None:
+            self._tiers.detach(state)
+
+    def forget(self, user: tuple[str, str]) -> ForgetTicket:
+        """Remove (namespace, user id) from both tiers, under every weights version.
+
+        The state is found no more at once. Bytes that a running step or copy still touches are
+        freed when that ends; the ticket says when.
+        """
+        namespace, user_id = user
+        found = [
+            state
+            for version in self._weights_versions
+            if (state := self._tiers.states.get(UserKey(namespace, user_id, version))) is not None
+        ]
+        device_tokens = sum(state.device_len for state in found)
+        host_tokens = sum(state.host_len for state in found)
+        found += [state for state in self._tiers.leaving if state.key[:2] == user]
+        for state in found:
+            if state.is_attached:
+                self._metrics.add("invalidations_total", 1, "forgotten")
+                self._tiers.detach(state)
+        return ForgetTicket(device_tokens, host_tokens, tuple(found))
+
+    # Reports and checks.
+
+    def user(self, key: UserKey) -> UserView | None:
+        """What is known about a user; None when there is no state."""
+        state = self._tiers.states.get(key)
+        if state is None:
+            return None
+        length = state.length
+        is_boundary = length % self._layout.page_size == 0
+        fingerprint = int(state.hashes[-1]) if is_boundary and length else state.tail_hash
+        return UserView(
+            device_len=state.device_len,
+            host_len=state.host_len,
+            length=length,
+            fingerprint=fingerprint,
+            num_pages=state.num_pages,
+            num_chunks=state.num_chunks,
+            branch=state.branch,
+            residency=state.residency,
+            is_copying=self._tiers.copies.is_copying(state),
+        )
+
+    def usage(self) -> PoolUsage:
+        """Pages, chunks, users and copies at this moment."""
+        tiers = self._tiers
+        return PoolUsage(
+            num_pages=tiers.pages.size,
+            pages_used=tiers.pages.num_used,
+            num_chunks=tiers.chunks.pool.size,
+            chunks_used=tiers.chunks.pool.num_used,
+            num_users=len(tiers.states),
+            users_device=len(tiers.device_order),
+            users_host=len(tiers.host_order),
+            num_leaving=len(tiers.leaving),
+            num_reservations=len(self._reservations),
+            num_copies=len(tiers.copies),
+            num_onloads=tiers.copies.num_onloads,
+        )
+
+    def check_invariants(self, *, idle: bool) -> None:
+        """Recount everything; raises InvariantError with what is wrong.
+
+        idle: also, no piece, no copy and no detached state is left. O(users + pages).
+        """
+        check(self._tiers, list(self._reservations), idle=idle)
+
+    def _match(self, state: UserState, chain: HashChain) -> Match:
+        if chain.page_size != self._layout.page_size:
+            raise InvariantError(
+                f"fingerprints for pages of {chain.page_size}, pages have {self._layout.page_size}"
+            )
+        return match(state.hashes, state.length, state.tail_hash, chain)
+
+
+def _lookup(state: UserState, found: Match) -> Lookup:
+    device_hit = min(found.matched, state.device_len)
+    host_hit = max(0, min(found.matched, state.host_len) - device_hit)
+    return Lookup(found.matched, device_hit, host_hit, found.is_prefix)

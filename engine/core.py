@@ -1,0 +1,613 @@
+"""EngineCore: one plain object that owns every mutable thing.
+
+    inbox  submit, cancel, forget
+    step   collect finished copies and the finished step; launch the next step; answer and commit
+           the finished one; plan the step after and start its onloads
+    outbox exactly one Outcome per submitted request, one ForgetDone per forget
+
+    core      plan N+1, start onload N+1 | launch N+1, commit N, plan N+2 ...
+    device    run N                      | run N+1
+    copies    onload N+1                 | offload N, onload N+2
+
+No asyncio, no HTTP, no locks: one thread calls everything here. The device thread only reads the
+step plan it was given; copy workers only see jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from engine.block_manager.manager import BlockManager
+from engine.block_manager.reservation import ForgetTicket, PoolUsage
+from engine.block_manager.user_state import UserKey, UserView
+from engine.config import EngineConfig
+from engine.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    EngineDead,
+    EngineError,
+    InvalidRequest,
+    to_record,
+)
+from engine.metrics import Metrics
+from engine.models.base import Model
+from engine.runner.step import PieceResult, PieceWork, StepResult
+from engine.scheduler.admission import Admission
+from engine.scheduler.answers import Answers
+from engine.scheduler.cost import CostModel
+from engine.scheduler.life import Event, State
+from engine.scheduler.pieces import Piece, StepPlan
+from engine.scheduler.queue import RequestQueue
+from engine.scheduler.request import ScheduledRequest, User
+from engine.scheduler.scheduler import Scheduler
+from engine.transfer.jobs import CopyEngine, CopyJob, CopyProgress, Direction
+from engine.types import (
+    CoreStats,
+    ForgetDone,
+    Forgotten,
+    ModelInfo,
+    Outcome,
+    Request,
+)
+
+_logger = logging.getLogger(__name__)
+
+
+class StepRunner(Protocol):
+    """Runs a step's pieces; called on the device thread."""
+
+    def run(
+        self, works: list[PieceWork], *, scratch: bool, copy_deadline_s: float
+    ) -> StepResult: ...
+
+
+class CompletedStep(Protocol):
+    """The end of a step on the device."""
+
+    def result(self) -> StepResult | None:
+        """The result; raises what the step raised."""
+
+
+class StepExecutor(Protocol):
+    """One device thread (or none: then `submit` runs the step at once)."""
+
+    def submit(self, fn: Callable[[], StepResult]) -> None: ...
+
+    def done(self) -> CompletedStep | None:
+        """The end of the submitted step, once; None while it runs."""
+
+    def close(self) -> None: ...
+
+
+class Waker(Protocol):
+    """What the core sleeps on: copies and the device thread set it."""
+
+    def fileno(self) -> int: ...
+
+    def clear(self) -> None: ...
+
+    def wait(self, timeout_s: float) -> bool: ...
+
+
+class TraceEvent(NamedTuple):
+    """Something the core did, for tests and tracing: kind, step number, monotonic seconds."""
+
+    kind: str
+    step: int
+    time_s: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class CoreParts:
+    """What a core is put together from; tests put fakes in."""
+
+    config: EngineConfig
+    model: Model
+    info: ModelInfo
+    manager: BlockManager
+    runner: StepRunner
+    copies: CopyEngine
+    executor: StepExecutor
+    wake: Waker
+    metrics: Metrics
+    clock: Callable[[], float]
+    bytes_per_page: int
+    observer: Callable[[TraceEvent], None] | None = None
+
+
+class EngineCore:
+    """The engine without a front. See the module docstring for the loop.
+
+    A bug (a broken invariant, a device thread that died) raises out of `step`; call `abort` then:
+    every pending request still gets its outcome.
+    """
+
+    def __init__(self, parts: CoreParts) -> None:
+        config = parts.config
+        self.info = parts.info
+        self.wake = parts.wake
+        self.metrics = parts.metrics
+        self._parts = parts
+        self._config = config
+        self._model = parts.model
+        self._spec = parts.model.spec
+        self._manager = parts.manager
+        self._clock = parts.clock
+        self._queue = RequestQueue(config.scheduler)
+        self._cost = CostModel(self._spec)
+        self._scheduler = Scheduler(
+            config.scheduler,
+            self._spec,
+            parts.manager,
+            self._queue,
+            self._cost,
+            max_onload_bytes=config.transfer.max_onload_bytes,
+        )
+        self._admission = Admission(
+            config,
+            parts.model,
+            parts.info.reuse,
+            parts.manager,
+            self._queue,
+            self._cost,
+            parts.metrics,
+            parts.clock,
+        )
+        self._answers = Answers(self._spec, parts.info.reuse, config.cache.page_size, parts.metrics)
+        self._live: dict[str, ScheduledRequest] = {}
+        self._outbox: list[Outcome | ForgetDone] = []
+        self._running: StepPlan | None = None
+        self._upcoming: StepPlan | None = None
+        self._moves: list[Piece] = []
+        self._forgets: list[tuple[str, ForgetTicket]] = []
+        self._num_steps = 0
+        self._answers_per_s = 0.0
+        self._last_answer_s: float | None = None
+        self._refusal: EngineError | None = None
+        self._has_news = True
+        self._onload_ended_s: dict[CopyJob, float] = {}
+
+    # Inbox
+
+    def submit(self, request: Request) -> None:
+        """Admit a request, or answer it at once with the reason why not. Never raises for a
+        bad request: its outcome is in the outbox."""
+        try:
+            if self._refusal is not None:
+                raise self._refusal
+            if request.request_id in self._live:
+                raise InvalidRequest(
+                    f"request_id {request.request_id!r} is in use by an unfinished request: "
+                    "send another"
+                )
+            entry = self._admission.admit(request, self._retry_after_s())
+        except EngineError as error:
+            self._emit_error(request, error)
+            return
+        self._live[request.request_id] = entry
+        self._queue.admit(entry)
+        self._has_news = True
+
+    def cancel(self, request_id: str) -> None:
+        """Give a request up. Its outcome (`Cancelled`) is in the outbox when this returns; an
+        unknown or finished id is ignored. Rows that are being computed for it are kept."""
+        entry = self._live.get(request_id)
+        if entry is not None:
+            self._give_up(entry, Cancelled(f"request {request_id!r} was cancelled"))
+
+    def forget(self, namespace: str, user_id: str, ticket: str) -> None:
+        """Remove a user's state in every tier and weights version.
+
+        Requests queued earlier run uncached. `ForgetDone(ticket)` comes when no step and no copy
+        can touch the bytes any more."""
+        for entry in self._queue.unfinished_of(User(namespace, user_id)):
+            if entry.prepared is not None and entry.scratch_reason is None:
+                entry.make_transient()
+        self._forgets.append((ticket, self._manager.forget((namespace, user_id))))
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; `is_idle` tells when the admitted ones are done."""
+        self._refusal = Draining("the engine is shutting down: send the request elsewhere")
+
+    def abort(self, error: EngineError) -> None:
+        """Answer every unfinished request with the error. New ones are refused with it too."""
+        self._refusal = error
+        for entry in list(self._live.values()):
+            self._give_up(entry, error)
+        for ticket, _ in self._forgets:
+            self._outbox.append(ForgetDone(ticket=ticket, forgotten=Forgotten()))
+        self._forgets.clear()
+
+    # Outbox
+
+    def take_outbox(self) -> list[Outcome | ForgetDone]:
+        """Everything that came out since the last call."""
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    @property
+    def is_idle(self) -> bool:
+        """No request, step, move or forget is unfinished (copies to the host may still run)."""
+        return not (self._live or self._running or self._upcoming or self._moves or self._forgets)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Idle, and no copy is in flight."""
+        return self.is_idle and self._manager.usage().num_copies == 0
+
+    def user(self, namespace: str, user_id: str) -> UserView | None:
+        """What is known about a user's state; None when there is none."""
+        return self._manager.user(UserKey(namespace, user_id, self._spec.weights_version))
+
+    def usage(self) -> PoolUsage:
+        """Pages, chunks, users and copies at this moment."""
+        return self._manager.usage()
+
+    def check_invariants(self) -> None:
+        """Recount the bookkeeping; raises InvariantError."""
+        self._manager.check_invariants(idle=self.is_quiet)
+
+    # Loop
+
+    def step(self) -> bool:
+        """One pass; False when there is nothing to do until `wake` fires (see `wait`)."""
+        self.wake.clear()
+        has_progress = self._collect_copies()
+        has_progress |= self._expire()
+        self._has_news |= has_progress
+        completed = self._parts.executor.done()
+        if completed is not None:
+            step, self._running = self._running, None
+            result = completed.result()
+            assert step is not None and result is not None
+            self._launch()
+            self._finish_step(step, result)
+            self._has_news = has_progress = True
+        if self._running is None or self._config.scheduler.look_ahead:
+            has_progress |= self._plan()
+        has_progress |= self._launch()
+        has_progress |= self._settle_forgets()
+        if self._config.check_invariants and not has_progress:
+            self.check_invariants()
+        return has_progress
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a copy or a step ends, at most `timeout_s`."""
+        self.wake.wait(timeout_s)
+
+    def close(self) -> None:
+        """Stop the device thread and the copy workers. Unfinished requests are answered first."""
+        self.abort(EngineDead("the engine was closed"))
+        self._parts.executor.close()
+        self._parts.copies.close()
+
+    def stats(self) -> CoreStats:
+        """A snapshot; gauges are brought up to date."""
+        self._set_gauges()
+        return CoreStats(
+            samples=self.metrics.snapshot(),
+            num_waiting=len(self._queue),
+            num_running=len(self._live) - len(self._queue),
+            num_steps=self._num_steps,
+            is_draining=self._refusal is not None,
+        )
+
+    # Planning and launching
+
+    def _plan(self) -> bool:
+        """Fill the upcoming step, if anything has changed since the last try."""
+        if not self._has_news or not len(self._queue):
+            return False
+        self._has_news = False
+        now_s = self._clock()
+        in_flight = [piece.entry for piece in self._moves]
+        if self._running is not None:
+            in_flight += [piece.entry for piece in self._running.pieces]
+        planned = self._scheduler.plan(now_s, in_flight, self._upcoming)
+        self._upcoming = planned.step if planned.step.pieces else None
+        for entry in planned.settled:
+            self._queue.take(entry)
+            self._answer(entry, Event.ANSWER)
+        for piece in planned.moves:
+            self._moves.append(piece)
+            piece.entry.fire(Event.LAUNCH)
+        if planned.added:
+            self._trace("plan", planned.step.number)
+        for piece in planned.moves + planned.added:
+            self._start_onload(piece, now_s, planned.step.number)
+        self._finish_moves()
+        return bool(planned.settled or planned.moves or planned.added)
+
+    def _start_onload(self, piece: Piece, now_s: float, step_number: int) -> None:
+        job = _onload(piece)
+        if job is not None:
+            self._submit_copy(job, now_s)
+            self._trace("onload", step_number)
+
+    def _submit_copy(self, job: CopyJob, now_s: float) -> None:
+        job.started_s = now_s
+        self._parts.copies.submit(job)
+
+    def _launch(self) -> bool:
+        """Start the upcoming step if the device is free."""
+        if self._running is not None or self._upcoming is None:
+            return False
+        step, self._upcoming = self._upcoming, None
+        step.pieces = [piece for piece in step.pieces if self._may_start(piece)]
+        if not step.pieces:
+            return True
+        for piece in step.pieces:
+            piece.entry.fire(Event.LAUNCH)
+        works = [self._work(piece) for piece in step.pieces]
+        copy_deadline_s = self._clock() + self._config.transfer.copy_timeout_s
+        runner = self._parts.runner
+        self._running = step
+        self._num_steps += 1
+        self._trace("launch", step.number)
+        self._parts.executor.submit(
+            lambda: runner.run(works, scratch=step.is_scratch, copy_deadline_s=copy_deadline_s)
+        )
+        return True
+
+    def _work(self, piece: Piece) -> PieceWork:
+        """What the runner needs of a piece; a scratch run counts its pages from 0."""
+        prepared, request = piece.entry.prepared, piece.entry.request
+        reservation = piece.reservation
+        assert prepared is not None
+        if reservation is None:
+            num_pages = -(-piece.shape.stop // self._config.cache.page_size)
+            block_table = np.arange(num_pages, dtype=np.int32)
+        else:
+            block_table = reservation.block_table
+        return PieceWork(
+            prepared=prepared,
+            start=piece.shape.start,
+            stop=piece.shape.stop,
+            suffix=piece.shape.suffix,
+            block_table=block_table,
+            onload=_onload(piece),
+            task=request.task,
+            top_k=request.top_k,
+            wants_user_embedding=request.return_user_embedding,
+        )
+
+    def _may_start(self, piece: Piece) -> bool:
+        """Drop what was given up since it was planned."""
+        entry = piece.entry
+        if entry.state is State.PLANNED and entry.is_expired(self._clock()):
+            self._drop_late(entry, "launch")
+        if entry.state is not State.ABANDONED:
+            return True
+        if piece.reservation is not None:
+            self._manager.release(piece.reservation, onload_failed=False)
+        self._end(entry, Event.RELEASE)
+        return False
+
+    # What has ended
+
+    def _collect_copies(self) -> bool:
+        events = self._parts.copies.poll()
+        for progress in events:
+            self._note_copy(progress)
+            self._manager.copy_progress(progress)
+        return self._finish_moves() or bool(events)
+
+    def _note_copy(self, progress: CopyProgress) -> None:
+        if not progress.is_finished:
+            return
+        direction = progress.job.direction.value
+        if progress.error is not None:
+            _logger.warning("%s of %d pages failed: %s", direction, progress.job.num_pages,
+                            progress.error)  # fmt: skip
+        if progress.job.direction is Direction.ONLOAD:
+            self._onload_ended_s[progress.job] = self._clock()
+
+    def _finish_moves(self) -> bool:
+        """Settle moves whose copies have ended, failed or come too late."""
+        latest_start_s = self._clock() - self._config.transfer.copy_timeout_s
+        waiting: list[Piece] = []
+        ended: list[Piece] = []
+        for piece in self._moves:
+            job = _onload(piece)
+            is_over = job is None or job.succeeded is not None or job.started_s < latest_start_s
+            (ended if is_over else waiting).append(piece)
+        self._moves = waiting
+        for piece in ended:
+            job = _onload(piece)
+            if job is not None:
+                self._count_onloads([job], 0.0)
+            self._settle(piece, has_failed=job is not None and job.succeeded is not True)
+        return bool(ended)
+
+    def _finish_step(self, step: StepPlan, result: StepResult) -> None:
+        """Answers first, then the bookkeeping that nobody waits for."""
+        self._trace("run_end", step.number)
+        self._observe(step, result)
+        for piece, part in zip(step.pieces, result.pieces, strict=True):
+            if not part.copy_failed:
+                _merge(piece, part)
+                piece.entry.answer.run_s += result.run_s
+                piece.entry.answer.onload_wait_s += result.onload_wait_s
+                if piece.is_last and piece.entry.state is State.RUNNING:
+                    self._emit_response(piece.entry)
+        for piece, part in zip(step.pieces, result.pieces, strict=True):
+            self._settle(piece, has_failed=part.copy_failed)
+        self._trace("commit", step.number)
+
+    def _settle(self, piece: Piece, *, has_failed: bool) -> None:
+        """Commit or release a piece's pages, and send its request on its way."""
+        entry = piece.entry
+        if piece.reservation is not None:
+            if has_failed:
+                self._manager.release(piece.reservation, onload_failed=True)
+            else:
+                job = self._manager.commit(piece.reservation)
+                if job is not None:
+                    self._submit_copy(job, self._clock())
+        if entry.state is State.ABANDONED:
+            self._end(entry, Event.RELEASE)
+        elif has_failed and entry.prepared is not None:
+            entry.forget_hits()
+            entry.is_retry = True
+            self._requeue(entry)
+        elif piece.is_last:
+            self._answer(entry, Event.ANSWER)
+        else:
+            self._requeue(entry)
+
+    def _requeue(self, entry: ScheduledRequest) -> None:
+        entry.fire(Event.REQUEUE)
+        self._has_news = True
+        self._queue.put(entry)
+
+    def _settle_forgets(self) -> bool:
+        open_forgets = []
+        for ticket, forgetting in self._forgets:
+            if forgetting.is_done():
+                self._outbox.append(
+                    ForgetDone(
+                        ticket=ticket,
+                        forgotten=Forgotten(
+                            device_tokens=forgetting.device_tokens,
+                            host_tokens=forgetting.host_tokens,
+                        ),
+                    )
+                )
+            else:
+                open_forgets.append((ticket, forgetting))
+        has_progress = len(open_forgets) < len(self._forgets)
+        self._forgets = open_forgets
+        return has_progress
+
+    # Ends of requests
+
+    def _expire(self) -> bool:
+        now_s = self._clock()
+        expired = [entry for entry in self._queue if entry.is_expired(now_s)]
+        for entry in expired:
+            self._drop_late(entry, "queue")
+        return bool(expired)
+
+    def _drop_late(self, entry: ScheduledRequest, stage: str) -> None:
+        self.metrics.add("deadline_drops_total", 1, stage)
+        self._give_up(
+            entry, DeadlineExceeded(f"the deadline passed before the request ran (in {stage})")
+        )
+
+    def _give_up(self, entry: ScheduledRequest, error: EngineError) -> None:
+        """Answer with an error; pages held by a step are let go when the step ends."""
+        if entry.state is State.ABANDONED:
+            return
+        if entry.state is State.WAITING:
+            self._queue.take(entry)
+            self._emit_error(entry.request, error)
+            self._end(entry, Event.ANSWER)
+            return
+        self._emit_error(entry.request, error)
+        entry.fire(Event.ABANDON)
+
+    def _answer(self, entry: ScheduledRequest, event: Event) -> None:
+        if not entry.is_answered:
+            self._emit_response(entry)
+        self._end(entry, event)
+
+    def _end(self, entry: ScheduledRequest, event: Event) -> None:
+        """The request has its outcome and holds nothing any more."""
+        entry.fire(event)
+        self._has_news = True
+        self._queue.finish(entry)
+        del self._live[entry.request.request_id]
+        if entry.is_transient:
+            self._manager.drop(entry.key)
+
+    def _emit_error(self, request: Request, error: EngineError) -> None:
+        self.metrics.add("requests_total", 1, request.task.value, error.code)
+        self._outbox.append(Outcome(request_id=request.request_id, error=to_record(error)))
+
+    def _emit_response(self, entry: ScheduledRequest) -> None:
+        entry.is_answered = True
+        resident_tokens = 0
+        if entry.prepared is None:
+            view = self._manager.user(entry.key)
+            resident_tokens = 0 if view is None else view.device_len
+        now_s = self._clock()
+        response = self._answers.response(entry, resident_tokens, now_s)
+        self._outbox.append(Outcome(request_id=response.request_id, response=response))
+        self._learn_answer_rate(now_s)
+
+    def _learn_answer_rate(self, now_s: float) -> None:
+        if self._last_answer_s is not None:
+            rate = min(1e5, 1.0 / max(1e-6, now_s - self._last_answer_s))
+            self._answers_per_s += 0.05 * (rate - self._answers_per_s)
+        self._last_answer_s = now_s
+
+    def _retry_after_s(self) -> float:
+        """When the queue will have room, from the rate of answers."""
+        if self._answers_per_s <= 0.0:
+            return 1.0
+        return min(60.0, max(1.0, len(self._queue) / self._answers_per_s))
+
+    # Metrics
+
+    def _observe(self, step: StepPlan, result: StepResult) -> None:
+        metrics = self.metrics
+        metrics.observe("step_seconds", result.run_s)
+        metrics.observe("onload_wait_seconds", result.onload_wait_s)
+        metrics.observe("step_tokens", step.num_rows)
+        metrics.observe("step_requests", len(step.pieces))
+        metrics.add("uncut_pieces_total", step.is_uncut)
+        onloads = [job for piece in step.pieces if (job := _onload(piece)) is not None]
+        self._count_onloads(onloads, result.onload_wait_s)
+        self._cost.observe(step.num_rows, step.num_pairs, result.run_s - result.onload_wait_s)
+
+    def _count_onloads(self, jobs: list[CopyJob], waited_s: float) -> None:
+        """Seconds from the first job's start to the last one's end, and how many were hidden."""
+        ended_s = [self._onload_ended_s.pop(job, self._clock()) for job in jobs]
+        if jobs:
+            took_s = max(ended_s) - min(job.started_s for job in jobs)
+            self.metrics.add("onload_seconds_total", max(0.0, took_s))
+            self.metrics.add("onload_hidden_seconds_total", max(0.0, took_s - waited_s))
+
+    def _set_gauges(self) -> None:
+        usage = self._manager.usage()
+        metrics = self.metrics
+        metrics.set("requests_waiting", len(self._queue))
+        metrics.set("requests_running", len(self._live) - len(self._queue))
+        metrics.set("device_pages_used", usage.pages_used)
+        metrics.set("device_pages_total", usage.num_pages)
+        metrics.set("host_chunks_used", usage.chunks_used)
+        metrics.set("host_chunks_total", usage.num_chunks)
+        metrics.set("users_resident", usage.users_device, "device")
+        metrics.set("users_resident", usage.users_host, "host")
+        metrics.set("copies_in_flight", usage.num_onloads, "onload")
+        metrics.set("copies_in_flight", usage.num_copies - usage.num_onloads, "offload")
+        metrics.set("weights_version_info", 1, self._spec.weights_version)
+
+    def _trace(self, kind: str, step_number: int) -> None:
+        if self._parts.observer is not None:
+            self._parts.observer(TraceEvent(kind, step_number, self._clock()))
+
+
+def _onload(piece: Piece) -> CopyJob | None:
+    """The transfer the piece waits for."""
+    return None if piece.reservation is None else piece.reservation.onload
+
+
+def _merge(piece: Piece, result: PieceResult) -> None:
+    """Add a piece's values to its request's answer."""
+    entry, answer = piece.entry, piece.entry.answer
+    assert entry.prepared is not None
+    if result.scores is not None:
+        answer.scores.append(result.scores)
+    if result.user_embedding is not None:
+        answer.user_embedding = result.user_embedding
+    if result.items is not None:
+        answer.items, answer.item_scores = result.items, result.item_scores
+    if len(piece.shape.suffix):
+        entry.suffix_done += len(piece.shape.suffix) - entry.prepared.num_fixed_suffix

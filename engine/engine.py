@@ -1,0 +1,154 @@
+"""Engine: the synchronous twin of `AsyncEngine`, with the core in this thread.
+
+For offline work, tests and simulation. Steps run in the caller's thread; copies in the
+background, as always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from engine.assembly import Hooks, core_from_model_dir
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import EngineError, from_record
+from engine.request_builder import FeaturesLike, build_request
+from engine.types import (
+    CoreStats,
+    ForgetDone,
+    Forgotten,
+    ModelInfo,
+    Outcome,
+    Request,
+    Response,
+    Task,
+)
+
+_WAIT_S = 0.05
+
+
+class Engine:
+    """One request at a time (`rank`, `retrieve`, ...), or many batched (`run`)."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self._num_forgets = 0
+        self._unclaimed: list[Outcome | ForgetDone] = []
+
+    @classmethod
+    def from_model_dir(
+        cls, path: str | None, config: EngineConfig | None = None, hooks: Hooks | None = None
+    ) -> Self:
+        """An engine around a model directory; None serves the built-in model with random weights.
+
+        Raises ConfigError."""
+        hooks = hooks or Hooks(uses_device_thread=False)
+        return cls(core_from_model_dir(path, config or EngineConfig(), hooks))
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.core.info
+
+    def rank(
+        self, *, user_id: str | int, history: FeaturesLike, candidates: FeaturesLike, **options: Any
+    ) -> Response:
+        """Scores of the candidates; options as `engine.request_builder.build_request`.
+
+        Raises the EngineError that ended the request."""
+        return self._one(
+            build_request(
+                task=Task.RANK,
+                user_id=user_id,
+                history=history,
+                candidates=candidates,
+                **options,
+            )
+        )
+
+    def retrieve(self, *, user_id: str | int, history: FeaturesLike, **options: Any) -> Response:
+        """The best items of the catalogue for the user."""
+        return self._one(
+            build_request(task=Task.RETRIEVE, user_id=user_id, history=history, **options)
+        )
+
+    def prefetch(
+        self, *, user_id: str | int, history: FeaturesLike | None = None, **options: Any
+    ) -> Response:
+        """Compute and keep a history; without one, bring a known state to the device."""
+        return self._one(
+            build_request(task=Task.PREFETCH, user_id=user_id, history=history, **options)
+        )
+
+    def forget(self, user_id: str | int, namespace: str = "") -> Forgotten:
+        """Remove a user's state in every tier; what it removed, once nothing can touch it."""
+        self._num_forgets += 1
+        ticket = f"forget-{self._num_forgets}"
+        self.core.forget(namespace, str(user_id), ticket)
+        while True:
+            for message in self._advance():
+                if isinstance(message, ForgetDone) and message.ticket == ticket:
+                    return message.forgotten
+                self._unclaimed.append(message)
+
+    def run(self, requests: Iterable[Request]) -> list[Outcome]:
+        """All requests, batched as the scheduler sees fit; outcomes in the requests' order."""
+        ids: list[str] = []
+        for request in requests:
+            self.core.submit(request)
+            ids.append(request.request_id)
+        missing = set(ids)
+        outcomes: dict[str, Outcome] = {}
+        while missing:
+            for message in self._advance():
+                if isinstance(message, Outcome) and message.request_id in missing:
+                    outcomes[message.request_id] = message
+                    missing.discard(message.request_id)
+                else:
+                    self._unclaimed.append(message)
+        return [outcomes[request_id] for request_id in ids]
+
+    def drain_transfers(self) -> None:
+        """Return when no request, step or copy is in flight."""
+        while self.core.step() or not self.core.is_quiet:
+            if not self.core.is_quiet:
+                self.core.wait(_WAIT_S)
+
+    def stats(self) -> CoreStats:
+        return self.core.stats()
+
+    def close(self) -> None:
+        self.core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _one(self, request: Request) -> Response:
+        outcome = self.run([request])[0]
+        if outcome.error is not None:
+            raise from_record(outcome.error)
+        assert outcome.response is not None
+        return outcome.response
+
+    def _advance(self) -> list[Outcome | ForgetDone]:
+        """Step until something comes out."""
+        while True:
+            ready = self.core.take_outbox()
+            if ready:
+                return ready
+            try:
+                has_progress = self.core.step()
+            except EngineError as error:
+                self.core.abort(error)
+                raise
+            if not has_progress:
+                self.core.wait(_WAIT_S)

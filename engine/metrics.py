@@ -1,0 +1,124 @@
+"""Counters, gauges and histograms of the core, without any client library.
+
+`METRICS` is the whole list (the docs are generated from it). The core owns one `Metrics`; the
+server turns its snapshots into Prometheus text. Names carry base units and never a user id.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Literal, NamedTuple
+
+import msgspec
+
+
+class MetricSpec(NamedTuple):
+    """One metric: kind, help text, label names, and for histograms the upper bucket edges."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
+            2.5, 5.0, 10.0)  # fmt: skip
+_TOKENS = tuple(float(4**power) for power in range(10))
+_REQUESTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+
+METRICS: dict[str, MetricSpec] = {
+    "requests_waiting": MetricSpec("gauge", "Requests in the queue."),
+    "requests_running": MetricSpec("gauge", "Requests with a piece in a running or planned step."),
+    "device_pages_used": MetricSpec("gauge", "Device pages in use."),
+    "device_pages_total": MetricSpec("gauge", "Usable device pages."),
+    "host_chunks_used": MetricSpec("gauge", "Host chunks in use."),
+    "host_chunks_total": MetricSpec("gauge", "Host chunks of the arena."),
+    "users_resident": MetricSpec("gauge", "Users with state in the tier.", ("tier",)),
+    "copies_in_flight": MetricSpec("gauge", "Transfers not yet finished.", ("direction",)),
+    "weights_version_info": MetricSpec("gauge", "1 for each loaded version.", ("version",)),
+    "requests_total": MetricSpec("counter", "Requests by outcome.", ("task", "outcome")),
+    "history_tokens_total": MetricSpec("counter", "History tokens asked for: the denominator."),
+    "hit_tokens_total": MetricSpec("counter", "History tokens found in a tier.", ("tier",)),
+    "computed_tokens_total": MetricSpec("counter", "History tokens computed."),
+    "suffix_tokens_total": MetricSpec("counter", "Suffix tokens computed."),
+    "evicted_pages_total": MetricSpec("counter", "Pages evicted.", ("tier", "reason")),
+    "dropped_tokens_total": MetricSpec("counter", "Evicted tokens that no lower tier had."),
+    "copy_bytes_total": MetricSpec("counter", "Bytes moved between tiers.", ("direction",)),
+    "copy_failures_total": MetricSpec("counter", "Copies that failed or came too late."),
+    "offload_skipped_total": MetricSpec("counter", "Offloads skipped: no host chunk to be had."),
+    "deadline_drops_total": MetricSpec("counter", "Requests past their deadline.", ("stage",)),
+    "invalidations_total": MetricSpec("counter", "User states cut or removed.", ("reason",)),
+    "prefetch_wasted_bytes_total": MetricSpec("counter", "Bytes onloaded and never used."),
+    "scratch_runs_total": MetricSpec("counter", "Requests served outside the cache.", ("reason",)),
+    "uncut_pieces_total": MetricSpec(
+        "counter", "Pieces that ran alone because they cannot be cut."
+    ),
+    "onload_seconds_total": MetricSpec("counter", "Seconds that onloads took."),
+    "onload_hidden_seconds_total": MetricSpec("counter", "Of them, seconds nothing waited for."),
+    "queue_seconds": MetricSpec("histogram", "Admission to first piece.", (), _SECONDS),
+    "onload_wait_seconds": MetricSpec("histogram", "Waiting for copies, per step.", (), _SECONDS),
+    "step_seconds": MetricSpec("histogram", "Device time of a step.", (), _SECONDS),
+    "request_seconds": MetricSpec("histogram", "Admission to answer.", (), _SECONDS),
+    "step_tokens": MetricSpec("histogram", "Rows of a step.", (), _TOKENS),
+    "step_requests": MetricSpec("histogram", "Pieces of a step.", (), _REQUESTS),
+}
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One value (counter, gauge) or one histogram (counts per bucket, the last one above all)."""
+
+    name: str
+    labels: tuple[str, ...] = ()
+    value: float = 0.0
+    bucket_counts: tuple[int, ...] = ()
+
+
+class Metrics:
+    """The core's metrics. Owned by the core thread; `snapshot` is safe to send elsewhere."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._counts: dict[str, list[int]] = {}
+        for name, spec in METRICS.items():
+            if spec.kind == "histogram":
+                self._counts[name] = [0] * (len(spec.buckets) + 1)
+                self._values[name, ()] = 0.0
+            elif not spec.labels:
+                self._values[name, ()] = 0.0
+
+    def add(self, name: str, amount: float = 1.0, *labels: str) -> None:
+        """Raise a counter. Negative amounts are a bug of the caller and are refused."""
+        spec = METRICS[name]
+        assert spec.kind == "counter" and len(labels) == len(spec.labels), name
+        assert amount >= 0, f"{name} would fall by {-amount}"
+        key = (name, labels)
+        self._values[key] = self._values.get(key, 0.0) + amount
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge."""
+        spec = METRICS[name]
+        assert spec.kind == "gauge" and len(labels) == len(spec.labels), name
+        self._values[name, labels] = value
+
+    def observe(self, name: str, value: float) -> None:
+        """Add an observation to a histogram."""
+        spec = METRICS[name]
+        assert spec.kind == "histogram", name
+        self._counts[name][bisect_left(spec.buckets, value)] += 1
+        self._values[name, ()] += value
+
+    def value(self, name: str, *labels: str) -> float:
+        """The current value of a counter or gauge, or the sum of a histogram."""
+        return self._values.get((name, labels), 0.0)
+
+    def snapshot(self) -> list[Sample]:
+        """All current values."""
+        return [
+            Sample(
+                name=name,
+                labels=labels,
+                value=value,
+                bucket_counts=tuple(self._counts.get(name, ())),
+            )
+            for (name, labels), value in self._values.items()
+        ]

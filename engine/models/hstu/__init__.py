@@ -1,0 +1,1 @@
+"""HSTU in its three published families."""

@@ -1,0 +1,141 @@
+"""Admission: a request becomes a scheduled request, or an error that says why not.
+
+Limits that no waiting can lift are checked here, once: what is admitted can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.block_manager.fingerprint import HashChain
+from engine.block_manager.manager import BlockManager
+from engine.block_manager.user_state import UserKey
+from engine.config import EngineConfig
+from engine.errors import DeadlineExceeded, InvalidRequest, TooLarge
+from engine.metrics import Metrics
+from engine.models.base import Model, PreparedRequest
+from engine.scheduler.cost import CostModel
+from engine.scheduler.queue import RequestQueue
+from engine.scheduler.request import ScheduledRequest, User
+from engine.types import CacheMode, Request, Reuse, Task
+
+
+class Admission:
+    """Owned by the core thread."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: Model,
+        reuse: Reuse,
+        manager: BlockManager,
+        queue: RequestQueue,
+        cost: CostModel,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._spec = model.spec
+        self._reuse = reuse
+        self._manager = manager
+        self._queue = queue
+        self._cost = cost
+        self._metrics = metrics
+        self._clock = clock
+        self._num_admitted = 0
+
+    def admit(self, request: Request, retry_after_s: float) -> ScheduledRequest:
+        """The request, checked and prepared; it is not yet in the queue.
+
+        Raises RequestError, Overloaded (with `retry_after_s`) or DeadlineExceeded."""
+        now_s = self._clock()
+        if request.deadline_s is not None and now_s >= request.deadline_s:
+            self._metrics.add("deadline_drops_total", 1, "admission")
+            raise DeadlineExceeded(
+                f"the deadline passed {(now_s - request.deadline_s) * 1e3:.0f} ms ago"
+            )
+        self._check_room(request, 0, retry_after_s)
+        prepared, scratch_reason = self._prepare(request)
+        if prepared is not None:
+            self._check_room(request, prepared.length + prepared.suffix_length, retry_after_s)
+            self._check_deadline(request, prepared, now_s)
+        self._num_admitted += 1
+        is_cached = prepared is not None and scratch_reason is None
+        entry = ScheduledRequest(
+            request=request,
+            prepared=prepared,
+            chain=None,
+            key=UserKey(request.namespace, request.user_id, self._spec.weights_version),
+            sequence=self._num_admitted,
+            admitted_s=now_s,
+            order_s=now_s + request.priority * self._config.scheduler.priority_ageing_s,
+            scratch_reason=scratch_reason,
+            needs_refresh=is_cached and request.cache is CacheMode.REFRESH,
+        )
+        if prepared is not None and is_cached:
+            entry.chain = HashChain.from_records(
+                prepared.records, prepared.seed, self._config.cache.page_size
+            )
+            if self._config.cache.tiers == "off":
+                entry.make_transient()
+        return entry
+
+    def _prepare(self, request: Request) -> tuple[PreparedRequest | None, str | None]:
+        """The prepared request and, if it must run outside the cache, why."""
+        if request.history is None:
+            if request.task is not Task.PREFETCH:
+                raise InvalidRequest(f"history is missing: {request.task.value} needs one")
+            return None, None
+        prepared = self._model.prepare(request)
+        reason = None
+        if self._reuse is Reuse.REQUEST:
+            reason = "query_time"
+        elif request.cache is CacheMode.BYPASS:
+            reason = "bypass"
+        elif not self._manager.fits(prepared.length):
+            reason = "never_fits"
+        if request.task is Task.PREFETCH and reason is not None:
+            raise InvalidRequest(
+                f"nothing of this prefetch can be kept ({reason}; {prepared.length} tokens, "
+                f"device_pages={self._config.cache.device_pages}): leave it out"
+            )
+        self._check_uncut(prepared, reason)
+        return prepared, reason
+
+    def _check_uncut(self, prepared: PreparedRequest, scratch_reason: str | None) -> None:
+        if scratch_reason is not None:
+            rows = prepared.length + prepared.suffix_length
+        elif self._spec.has_bidirectional_context:
+            rows = prepared.length
+        else:
+            return
+        limit = self._config.scheduler.max_uncut_tokens
+        if rows > limit:
+            why = scratch_reason or "bidirectional context"
+            raise TooLarge(
+                f"{rows} tokens must run in one piece ({why}), the limit is max_uncut_tokens="
+                f"{limit}: shorten the history, raise the limit, or raise device_pages if the "
+                "history does not fit in the device pool",
+                limit=limit,
+                value=rows,
+            )
+
+    def _check_room(self, request: Request, num_tokens: int, retry_after_s: float) -> None:
+        user = User(request.namespace, request.user_id)
+        refusal = self._queue.refuse_reason(user, num_tokens, retry_after_s)
+        if refusal is not None:
+            raise refusal
+
+    def _check_deadline(self, request: Request, prepared: PreparedRequest, now_s: float) -> None:
+        """Refuse a deadline that even an all-hit run alone on the device would miss."""
+        if request.deadline_s is None:
+            return
+        rows = prepared.suffix_length
+        predicted_s = self._cost.predict_s(rows, rows * prepared.length)
+        if predicted_s is not None and now_s + predicted_s > request.deadline_s:
+            self._metrics.add("deadline_drops_total", 1, "admission")
+            raise DeadlineExceeded(
+                f"{(request.deadline_s - now_s) * 1e3:.1f} ms are left and the request alone "
+                f"takes about {predicted_s * 1e3:.1f} ms: give it more time"
+            )

@@ -1,0 +1,101 @@
+"""Answers: what clients get once a request's last piece has run."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.block_manager.fingerprint import HashChain
+from engine.metrics import Metrics
+from engine.models.base import ModelSpec, PreparedRequest
+from engine.scheduler.request import ScheduledRequest
+from engine.types import Response, Reuse, Usage
+
+
+class Answers:
+    """Builds responses and counts them. Owned by the core thread."""
+
+    def __init__(self, spec: ModelSpec, reuse: Reuse, page_size: int, metrics: Metrics) -> None:
+        self._spec = spec
+        self._reuse = reuse
+        self._page_size = page_size
+        self._metrics = metrics
+
+    def response(self, entry: ScheduledRequest, resident_tokens: int, now_s: float) -> Response:
+        """The response; `resident_tokens` stand for the history of a prefetch without one."""
+        usage = self._usage(entry, resident_tokens)
+        self._count(entry, usage, now_s)
+        request, answer = entry.request, entry.answer
+        scores = np.concatenate(answer.scores) if answer.scores else None
+        items, item_scores = answer.items, answer.item_scores
+        if scores is not None and request.top_k is not None:
+            assert entry.prepared is not None
+            candidates = entry.prepared.candidate_items
+            best = np.lexsort((candidates, -scores[:, 0]))[: request.top_k]
+            items, item_scores = candidates[best], scores[best, 0]
+        return Response(
+            request_id=request.request_id,
+            usage=usage,
+            scores=scores,
+            items=items,
+            item_scores=item_scores,
+            user_embedding=answer.user_embedding,
+        )
+
+    def _usage(self, entry: ScheduledRequest, resident_tokens: int) -> Usage:
+        prepared, chain = entry.prepared, entry.chain
+        if prepared is None:
+            return Usage(
+                device_tokens=resident_tokens,
+                history_length=resident_tokens,
+                weights_version=self._spec.weights_version,
+                reuse=self._reuse,
+            )
+        device_tokens, host_tokens = entry.device_tokens or 0, entry.host_tokens
+        base_length, fingerprint = 0, ""
+        if chain is not None:
+            base_length, fingerprint = self._delta_base(prepared, chain)
+        is_bypass = entry.is_transient or entry.scratch_reason not in (None, "query_time")
+        first_planned_s = entry.first_planned_s or entry.admitted_s
+        return Usage(
+            device_tokens=device_tokens,
+            host_tokens=host_tokens,
+            computed_tokens=prepared.length - device_tokens - host_tokens,
+            history_length=prepared.length,
+            suffix_tokens=prepared.suffix_length,
+            base_length=base_length,
+            fingerprint=fingerprint,
+            weights_version=self._spec.weights_version,
+            reuse=Reuse.BYPASS if is_bypass else self._reuse,
+            queue_us=int((first_planned_s - entry.admitted_s) * 1e6),
+            onload_wait_us=int(entry.answer.onload_wait_s * 1e6),
+            run_us=int(entry.answer.run_s * 1e6),
+        )
+
+    def _delta_base(self, prepared: PreparedRequest, chain: HashChain) -> tuple[int, str]:
+        """The last page boundary that is an event boundary and lies before the last event:
+        (events, fingerprint); (0, "") when there is none."""
+        per_event, context = self._spec.tokens_per_event, self._spec.num_context
+        last_event = context + (prepared.num_events - 1) * per_event
+        for pages in range(min(last_event, prepared.length) // self._page_size, 0, -1):
+            tokens = pages * self._page_size - context
+            if tokens < 0:
+                break
+            if tokens % per_event == 0:
+                events = prepared.start_event + tokens // per_event
+                return events, f"{int(chain.boundaries[pages - 1]):016x}"
+        return 0, ""
+
+    def _count(self, entry: ScheduledRequest, usage: Usage, now_s: float) -> None:
+        metrics = self._metrics
+        metrics.add("requests_total", 1, entry.request.task.value, "ok")
+        metrics.observe("request_seconds", now_s - entry.admitted_s)
+        metrics.observe("queue_seconds", usage.queue_us * 1e-6)
+        if entry.scratch_reason is not None:
+            metrics.add("scratch_runs_total", 1, entry.scratch_reason)
+        if entry.prepared is None:
+            return
+        metrics.add("history_tokens_total", usage.history_length)
+        metrics.add("hit_tokens_total", usage.device_tokens, "device")
+        metrics.add("hit_tokens_total", usage.host_tokens, "host")
+        metrics.add("computed_tokens_total", usage.computed_tokens)
+        metrics.add("suffix_tokens_total", usage.suffix_tokens)

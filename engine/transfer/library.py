@@ -1,0 +1,39 @@
+"""The native library: where it is, and why it may be missing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+import engine
+
+_LIBRARY = "_engine_cpu.so"
+
+
+def load_library() -> str | None:
+    """Load `torch.ops.engine` once. None: it is there; else the reason why not."""
+    return _load_from(tuple(engine.__path__))
+
+
+@functools.cache
+def _load_from(folders: tuple[str, ...]) -> str | None:
+    path = find_library(folders)
+    if path is None:
+        return f"{_LIBRARY} is not in {', '.join(folders)}: it was installed without a C++ compiler"
+    try:
+        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+    except OSError as error:
+        return f"{path} cannot be loaded: {error}"
+    return None
+
+
+def find_library(folders: Iterable[str]) -> Path | None:
+    """The library in the first folder that has it.
+
+    An editable install has the sources in one folder and the library in another; both are in the
+    package's `__path__`.
+    """
+    return next((path for folder in folders if (path := Path(folder) / _LIBRARY).exists()), None)

@@ -1,0 +1,273 @@
+"""AsyncEngine and its core process, on asyncio's own loop and on uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+
+from engine.async_engine import AsyncEngine, Phase
+from engine.config import EngineConfig, SchedulerConfig
+from engine.errors import (
+    ConfigError,
+    Draining,
+    EngineDead,
+    EngineError,
+    InvalidRequest,
+    Overloaded,
+)
+
+FAKE_CORE = "tests.integration.fake_core"
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+Body = Callable[[], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Body], None]:
+    """Run a coroutine function on a fresh loop of each kind."""
+
+    def run_body(body: Body) -> None:
+        factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(asyncio.wait_for(body(), 60))
+
+    return run_body
+
+
+def make_engine(
+    model_dir: str | None = None, config: EngineConfig | None = None, **options: Any
+) -> AsyncEngine:
+    return AsyncEngine(model_dir, config or EngineConfig(), core_module=FAKE_CORE, **options)
+
+
+def process_is_gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Poll a condition, at most for that long."""
+    for _ in range(int(timeout_s / 0.01)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("the condition did not come true in time")
+
+
+def test_calls_are_answered(run: Callable[[Body], None]) -> None:
+    async def body() -> None:
+        async with make_engine() as engine:
+            assert engine.info.name == "fake"
+            ranked = await engine.rank(
+                user_id=5, history=[1, 2], candidates=np.array([4, 9]), request_id="mine", top_k=1
+            )
+            assert ranked.request_id == "mine"
+            assert ranked.scores is not None
+            assert ranked.scores.dtype == np.float32
+            assert ranked.scores.tolist() == [[3004.0, 2996.0], [3009.0, 2991.0]]
+            assert ranked.items is not None
+            assert ranked.items.tolist() == [9]
+            retrieved = await engine.retrieve(
+                user_id="u", history={"item": [1], "action": []}, top_k=3,
+                return_user_embedding=True,
+            )  # fmt: skip
+            assert retrieved.items is not None
+            assert retrieved.items.tolist() == [0, 1, 2]
+            assert retrieved.user_embedding is not None
+            assert retrieved.user_embedding.tolist() == [1000.0] * 4
+            forgotten = await engine.forget(user_id="abc", namespace="ns")
+            assert (forgotten.device_tokens, forgotten.host_tokens) == (3, 2)
+            stats = await engine.stats()
+            assert {sample.name for sample in stats.samples} >= {"requests_total", "queue_seconds"}
+            prefetched = await engine.prefetch(user_ids=["a", "bad"])
+            assert not isinstance(prefetched[0], EngineError)
+            assert isinstance(prefetched[1], InvalidRequest)
+
+    run(body)
+
+
+def test_errors_keep_type_and_numbers(run: Callable[[Body], None]) -> None:
+    async def body() -> None:
+        config = EngineConfig(scheduler=SchedulerConfig(max_queue_requests=1))
+        async with make_engine(config=config) as engine:
+            with pytest.raises(InvalidRequest, match="bad user") as bad:
+                await engine.rank(user_id="bad", history=[], candidates=[1])
+            assert (bad.value.limit, bad.value.value) == (0, 1)
+            held = asyncio.ensure_future(
+                engine.rank(user_id="hold", history=[], candidates=[1])
+            )
+            await until(lambda: engine.num_pending == 1)
+            with pytest.raises(Overloaded) as full:
+                await engine.rank(user_id="u", history=[], candidates=[1])
+            assert full.value.retry_after_s == 2.0
+            held.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await held
+            # The place in the queue is free again: the cancellation reached the core.
+            await engine.rank(user_id="u", history=[], candidates=[1])
+
+    run(body)
+
+
+def test_many_calls_at_once_all_end(run: Callable[[Body], None]) -> None:
+    async def body() -> None:
+        async with make_engine() as engine:
+            answers = await asyncio.gather(
+                *(
+                    engine.rank(user_id=f"slow{n}", history=[n], candidates=[0])
+                    for n in range(500)
+                )
+            )
+            firsts = [float(answer.scores[0, 0]) for answer in answers if answer.scores is not None]
+            assert firsts == [n * 1000.0 for n in range(500)]
+
+    run(body)
+
+
+def test_leaving_drains_then_ends_the_rest(run: Callable[[Body], None]) -> None:
+    async def body() -> None:
+        engine = make_engine(drain_timeout_s=0.2)
+        await engine.start()
+        held = asyncio.ensure_future(engine.rank(user_id="hold", history=[], candidates=[1]))
+        slow = asyncio.ensure_future(engine.rank(user_id="slow", history=[], candidates=[1]))
+        await until(lambda: engine.num_pending == 2)
+        await engine.stop()
+        assert (await slow).scores is not None
+        with pytest.raises(Draining):
+            await held
+        with pytest.raises(Draining):
+            await engine.rank(user_id="u", history=[], candidates=[1])
+        assert engine.phase is Phase.STOPPED
+        assert engine.core_pid is not None
+        assert process_is_gone(engine.core_pid)
+        await engine.stop()
+
+    run(body)
+
+
+@pytest.mark.parametrize("cause", ["crash", "exit", "kill"])
+def test_pending_and_later_calls_fail_when_the_core_dies(
+    run: Callable[[Body], None], cause: str
+) -> None:
+    async def body() -> None:
+        async with make_engine() as engine:
+            held = asyncio.ensure_future(engine.rank(user_id="hold", history=[], candidates=[1]))
+            await until(lambda: engine.num_pending == 1)
+            assert engine.core_pid is not None
+            if cause == "kill":
+                os.kill(engine.core_pid, signal.SIGKILL)
+            else:
+                with pytest.raises(EngineDead):
+                    await engine.rank(user_id=cause, history=[], candidates=[1])
+            with pytest.raises(EngineDead):
+                await held
+            with pytest.raises(EngineDead):
+                await engine.rank(user_id="u", history=[], candidates=[1])
+            with pytest.raises(EngineDead):
+                await engine.stats()
+            assert isinstance(await engine.wait_dead(), EngineDead)
+            assert engine.phase is Phase.DEAD
+        assert process_is_gone(engine.core_pid)
+
+    run(body)
+
+
+def test_start_raises_what_the_core_says(run: Callable[[Body], None]) -> None:
+    async def body() -> None:
+        with pytest.raises(ConfigError, match="config.json"):
+            await make_engine("missing").start()
+        with pytest.raises(EngineDead, match="a bug at start"):
+            await make_engine("broken").start()
+
+    run(body)
+
+
+def test_a_cancelled_start_leaves_no_process(run: Callable[[Body], None]) -> None:
+    async def body() -> None:
+        engine = make_engine()
+        start = asyncio.ensure_future(engine.start())
+        await until(lambda: engine.core_pid is not None)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        assert engine.core_pid is not None
+        assert process_is_gone(engine.core_pid)
+
+    run(body)
+
+
+async def test_an_engine_that_was_not_started_says_so() -> None:
+    with pytest.raises(EngineDead, match="not been started"):
+        await make_engine().rank(user_id="u", history=[], candidates=[1])
+
+
+async def test_invalid_arguments_are_refused_before_they_are_sent() -> None:
+    async with make_engine() as engine:
+        with pytest.raises(InvalidRequest, match=r"history\.item has float32"):
+            await engine.rank(user_id="u", history=[1.5], candidates=[1])
+        with pytest.raises(InvalidRequest, match="candidates is empty"):
+            await engine.rank(user_id="u", history=[1], candidates=[])
+        with pytest.raises(InvalidRequest, match="top_k"):
+            await engine.retrieve(user_id="u", history=[1], top_k=0)
+
+
+async def test_heartbeats_stop_when_the_core_is_stopped() -> None:
+    async with make_engine() as engine:
+        await until(lambda: engine.last_stats is not None)
+        assert engine.core_pid is not None
+        os.kill(engine.core_pid, signal.SIGSTOP)
+        try:
+            await until(lambda: engine.heartbeat_age_s > 1.0)
+        finally:
+            os.kill(engine.core_pid, signal.SIGCONT)
+        await until(lambda: engine.heartbeat_age_s < 0.9)
+
+
+def test_a_killed_host_leaves_no_core(tmp_path: Path) -> None:
+    script = tmp_path / "host.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import asyncio, sys
+            from engine.async_engine import AsyncEngine
+            from engine.config import EngineConfig
+
+            async def main():
+                engine = AsyncEngine(None, EngineConfig(), core_module={FAKE_CORE!r})
+                await engine.start()
+                assert "torch" not in sys.modules
+                print(engine.core_pid, flush=True)
+                await asyncio.Event().wait()
+
+            asyncio.run(main())
+            """
+        )
+    )
+    host = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+    )
+    with host:
+        assert host.stdout is not None
+        core_pid = int(host.stdout.readline())
+        assert not process_is_gone(core_pid)
+        host.kill()
+        host.wait(20)
+    asyncio.run(until(lambda: process_is_gone(core_pid)))

@@ -1,0 +1,332 @@
+"""Cached == recomputed, bit for bit: a state machine over everything that can happen to a state.
+
+Each answer of a small, poisoned, faulty engine is compared with the answer of an engine without a
+cache (other page size, other batches). After each rule every request has exactly one outcome and
+the bookkeeping holds.
+"""
+
+import itertools
+import os
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from engine_models import CONFIGS, MAX_EVENTS, NUM_ITEMS
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from engine.assembly import Hooks
+from engine.config import (
+    AttentionConfig,
+    CacheConfig,
+    EngineConfig,
+    SchedulerConfig,
+    TransferConfig,
+)
+from engine.engine import Engine
+from engine.request_builder import build_request
+from engine.testing.fakes import FaultyCopyEngine
+from engine.testing.models import save_random_model
+from engine.transfer.jobs import Direction
+from engine.types import Task
+
+EXAMPLES = int(os.environ.get("ENGINE_PROPERTY_EXAMPLES", "6"))
+STEPS = int(os.environ.get("ENGINE_PROPERTY_STEPS", "25"))
+USERS = ("ann", "bob", "cid", "dot")
+_numbers = itertools.count()
+
+
+def _history(config, events, salt):
+    """Events (item numbers) as the model's features: a pure function of the events."""
+    items = np.array([10 * event + 1 for event in events], np.int64)
+    history = {"item": items}
+    names = [feature.name for feature in config.inputs.features]
+    if "action" in names:
+        history["action"] = np.array([event % 6 for event in events], np.int64)
+    if config.layers.relative_bias:
+        steps = np.array([1 + event * event for event in events], np.int64)
+        history["time"] = 1_000 + salt + np.cumsum(steps)
+    return history
+
+
+def make_machine(config, path, backend):
+    class Machine(RuleBasedStateMachine):
+        @initialize(
+            page_size=st.sampled_from([1, 3, 4, 8]),
+            num_pages=st.integers(16, 40),
+            num_chunks=st.integers(0, 10),
+            batch_tokens=st.integers(20, 60),
+            uses_device_thread=st.booleans(),
+            look_ahead=st.booleans(),
+            workers=st.sampled_from(["python", "native"]),
+        )
+        def start(self, page_size, num_pages, num_chunks, batch_tokens, **switches):
+            chunk_tokens = 2 * page_size
+            token_bytes = (
+                2 * config.layers.num_layers * (config.layers.qk_dim + config.layers.v_dim)
+            ) * (4 if config.dtype == "float32" else 2)
+            engine_config = EngineConfig(
+                cache=CacheConfig(
+                    page_size=page_size,
+                    chunk_size=chunk_tokens,
+                    device_pages=max(num_pages, 40 // page_size),
+                    host_bytes=num_chunks * chunk_tokens * token_bytes,
+                    poison=True,
+                ),
+                scheduler=SchedulerConfig(
+                    max_batch_tokens=batch_tokens,
+                    max_batch_requests=3,
+                    look_ahead=switches["look_ahead"],
+                    max_queue_requests_per_user=64,
+                ),
+                transfer=TransferConfig(workers=switches["workers"], copy_timeout_s=0.02),
+                attention=AttentionConfig(backend=backend),
+                check_invariants=True,
+            )
+
+            def wrap(inner):
+                self.copies = FaultyCopyEngine(inner)
+                return self.copies
+
+            hooks = Hooks(wrap_copies=wrap, uses_device_thread=switches["uses_device_thread"])
+            self.engine = Engine.from_model_dir(str(path), engine_config, hooks)
+            self.histories = {user: [] for user in USERS}
+            self.older = {user: [] for user in USERS}
+            self.segment = dict.fromkeys(USERS, 0)
+
+        # What a user's history becomes
+
+        def _change(self, user, events):
+            self.older[user] = self.histories[user]
+            self.histories[user] = events[-MAX_EVENTS:]
+
+        @rule(
+            user=st.sampled_from(USERS), events=st.lists(st.integers(0, NUM_ITEMS - 1), max_size=9)
+        )
+        def append(self, user, events):
+            self._change(user, self.histories[user] + events)
+
+        @rule(
+            user=st.sampled_from(USERS), share=st.floats(0, 1), event=st.integers(0, NUM_ITEMS - 1)
+        )
+        def edit(self, user, share, event):
+            events = list(self.histories[user])
+            if events:
+                events[min(len(events) - 1, int(share * len(events)))] = event
+                self._change(user, events)
+
+        @rule(user=st.sampled_from(USERS))
+        def go_back(self, user):
+            self._change(user, self.older[user])
+
+        @rule(user=st.sampled_from(USERS), share=st.floats(0, 1))
+        def truncate(self, user, share):
+            self._change(user, self.histories[user][: int(share * len(self.histories[user]))])
+
+        @rule(user=st.sampled_from(USERS), segment=st.integers(0, 3))
+        def new_context(self, user, segment):
+            self.segment[user] = segment
+
+        # What happens around it
+
+        @rule(direction=st.sampled_from(Direction), nth=st.integers(1, 2), pages=st.integers(0, 2))
+        def fail_a_copy(self, direction, nth, pages):
+            self.copies.fail_nth(nth, direction, after_pages=pages)
+
+        @rule(direction=st.sampled_from(Direction))
+        def hold_copies(self, direction):
+            self.copies.hold(direction)
+
+        @rule()
+        def release_copies(self):
+            self.copies.release()
+
+        @rule()
+        def drain(self):
+            self.copies.release()
+            self.engine.drain_transfers()
+
+        @rule(threads=st.sampled_from([1, 2]))
+        def set_threads(self, threads):
+            torch.set_num_threads(threads)
+
+        @rule(user=st.sampled_from(USERS))
+        def forget(self, user):
+            self.copies.release()
+            self.engine.forget(user)
+            view = self.engine.core.user("", user)
+            assert view is None, "a forgotten user has no state"
+
+        @rule(user=st.sampled_from(USERS))
+        def prefetch_known_state(self, user):
+            self.engine.prefetch(user_id=user)
+
+        # Requests
+
+        def _request(self, user, task, cache="use", shorter=0, candidates=(3, 5)):
+            events = self.histories[user]
+            events = events[: len(events) - shorter] if shorter else events
+            salt = USERS.index(user)
+            options = {}
+            if config.inputs.context:
+                options["context"] = np.array([self.segment[user]], np.int64)
+            if config.layers.relative_bias:
+                options["query_time"] = 10**6
+            if task is Task.RANK:
+                items = {"item": np.array([10 * item + 1 for item in candidates], np.int64)}
+                options["candidates"] = items
+            if task is Task.RETRIEVE and not events:
+                return None
+            return build_request(
+                task=task,
+                user_id=user,
+                history=_history(config, events, salt),
+                cache=cache,
+                request_id=f"q{next(_numbers)}",
+                **options,
+            )
+
+        requests = st.lists(
+            st.tuples(
+                st.sampled_from(USERS),
+                st.sampled_from([Task.RANK, Task.RANK, Task.RETRIEVE, Task.PREFETCH]),
+                st.sampled_from(["use", "use", "use", "refresh", "bypass"]),
+                st.sampled_from([0, 0, 0, 1, 5]),
+                st.lists(st.integers(0, NUM_ITEMS - 1), min_size=2, max_size=8).filter(
+                    lambda items: len(items) % 2 == 0
+                ),
+            ),
+            min_size=1,
+            max_size=5,
+        )
+
+        def _build(self, wanted):
+            built = []
+            for user, task, cache, shorter, candidates in wanted:
+                if task is Task.PREFETCH and cache == "bypass":
+                    cache = "use"
+                shorter = min(shorter, len(self.histories[user]))
+                request = self._request(user, task, cache, shorter, candidates)
+                if request is not None:
+                    built.append(request)
+            return built
+
+        @rule(wanted=requests)
+        def batch(self, wanted):
+            built = self._build(wanted)
+            for request, outcome in zip(built, self.engine.run(built), strict=True):
+                assert outcome.error is None, outcome.error
+                self._check(request, outcome.response)
+
+        @rule(wanted=requests, steps=st.integers(0, 4), victims=st.sets(st.integers(0, 4)))
+        def batch_with_cancels(self, wanted, steps, victims):
+            core = self.engine.core
+            built = self._build(wanted)
+            for request in built:
+                core.submit(request)
+            for _ in range(steps):
+                core.step()
+            cancelled = {built[index].request_id for index in victims if index < len(built)}
+            for request_id in cancelled:
+                core.cancel(request_id)
+            outcomes = []
+            while not core.is_idle:
+                if not core.step():
+                    core.wait(0.01)
+                outcomes += core.take_outbox()
+            outcomes += core.take_outbox()
+            by_id = {outcome.request_id: outcome for outcome in outcomes}
+            assert len(by_id) == len(outcomes) == len(built), "one outcome for each request"
+            for request in built:
+                outcome = by_id[request.request_id]
+                if outcome.error is not None:
+                    assert request.request_id in cancelled and outcome.error.code == "cancelled"
+                else:
+                    self._check(request, outcome.response)
+
+        def _check(self, request, response):
+            usage = response.usage
+            total = usage.device_tokens + usage.host_tokens + usage.computed_tokens
+            assert total == usage.history_length
+            expected = recompute(request)
+            for name in ("scores", "items", "item_scores"):
+                got, want = getattr(response, name), getattr(expected, name)
+                assert (got is None) == (want is None)
+                if got is not None:
+                    np.testing.assert_array_equal(got, want, strict=True)
+
+        @invariant()
+        def bookkeeping_holds(self):
+            if hasattr(self, "engine"):
+                self.engine.core.check_invariants()
+
+        def teardown(self):
+            if not hasattr(self, "engine"):
+                return
+            self.copies.release()
+            self.engine.drain_transfers()
+            for user in USERS:
+                self.engine.forget(user)
+            usage = self.engine.core.usage()
+            self.engine.close()
+            assert (usage.pages_used, usage.chunks_used) == (0, 0), "something was leaked"
+
+    plain = Engine.from_model_dir(
+        str(path),
+        EngineConfig(
+            cache=CacheConfig(tiers="off", device_pages=64, page_size=5, chunk_size=5),
+            attention=AttentionConfig(backend=backend),
+        ),
+    )
+    known = {}
+
+    def recompute(request):
+        parts = [request.task.value, request.history["item"].tobytes()]
+        parts += [column.tobytes() for column in request.history.values()]
+        parts.append(None if request.candidates is None else request.candidates["item"].tobytes())
+        parts.append(None if request.context is None else request.context.tobytes())
+        key = tuple(parts)
+        if key not in known:
+            if request.task is Task.PREFETCH:
+                return _NOTHING
+            outcome = plain.run([request])[0]
+            assert outcome.error is None, outcome.error
+            known[key] = outcome.response
+        return known[key]
+
+    return Machine
+
+
+class _NOTHING:
+    scores = items = item_scores = None
+
+
+CASES = [
+    *[(name, "torch") for name in CONFIGS],
+    ("append", "reference"),
+    ("research", "reference"),
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("name", "backend"), CASES, ids=[f"{name}-{back}" for name, back in CASES])
+def test_cached_equals_recomputed_whatever_happens(name, backend, tmp_path):
+    config = CONFIGS[name]
+    save_random_model(tmp_path, config)
+    run_state_machine_as_test(
+        make_machine(config, tmp_path, backend),
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
