@@ -52,8 +52,7 @@ void check_vector(const Tensor& tensor, ScalarType dtype, const char* name) {
 }
 
 int64_t copy_open(Tensor layers, int64_t arena, int64_t num_pages, int64_t num_chunks,
-                  int64_t pages_per_chunk, int64_t page_bytes, int64_t wake_fd,
-                  Tensor units_done) {
+                  int64_t pages_per_chunk, int64_t page_bytes, int64_t wake_fd, Tensor units_done) {
     check_vector(layers, ScalarType::Long, "layers");
     check_vector(units_done, ScalarType::Long, "units_done");
     STD_TORCH_CHECK(units_done.numel() == 2, "units_done must have 2 elements, not ",
@@ -86,15 +85,19 @@ int64_t copy_submit(int64_t worker, int64_t direction, Tensor pages, Tensor host
     check_vector(host_slots, ScalarType::Int, "host_slots");
     STD_TORCH_CHECK(pages.numel() == host_slots.numel(), "a copy job of ", pages.numel(),
                     " pages has ", host_slots.numel(), " host_slots");
-    STD_TORCH_CHECK(direction == 0 || direction == 1, "direction must be 0 (onload) or 1 "
-                    "(offload), not ", direction);
+    STD_TORCH_CHECK(direction == 0 || direction == 1,
+                    "direction must be 0 (onload) or 1 "
+                    "(offload), not ",
+                    direction);
     return find_worker(worker)->submit(static_cast<mtserve::Direction>(direction),
                                        static_cast<const int32_t*>(pages.const_data_ptr()),
                                        static_cast<const int32_t*>(host_slots.const_data_ptr()),
                                        pages.numel(), {job_delay_us, unit_delay_us, fail_unit});
 }
 
-bool copy_cancel(int64_t worker, int64_t handle) { return find_worker(worker)->cancel(handle); }
+bool copy_cancel(int64_t worker, int64_t handle) {
+    return find_worker(worker)->cancel(handle);
+}
 
 int64_t copy_wait_layer(int64_t worker, int64_t handle, int64_t layer, double timeout_s) {
     return static_cast<int64_t>(find_worker(worker)->wait_layer(handle, layer, timeout_s));
@@ -118,9 +121,13 @@ int64_t copy_poll(int64_t worker, Tensor progress) {
     return count;
 }
 
-void copy_release(int64_t worker, int64_t handle) { find_worker(worker)->release(handle); }
+void copy_release(int64_t worker, int64_t handle) {
+    find_worker(worker)->release(handle);
+}
 
-void copy_close(int64_t worker) { find_worker(worker)->close(); }
+void copy_close(int64_t worker) {
+    find_worker(worker)->close();
+}
 
 void copy_free(int64_t worker) {
     Registry& all = registry();
@@ -188,10 +195,8 @@ STABLE_TORCH_LIBRARY(engine, library) {
     library.def("copy_release(int worker, int handle) -> ()");
     library.def("copy_close(int worker) -> ()");
     library.def("copy_free(int worker) -> ()");
-    library.def(
-        "gather_pages(Tensor pages, Tensor page_ids, Tensor(a!) chunk, int first) -> ()");
-    library.def(
-        "scatter_pages(Tensor chunk, int first, Tensor page_ids, Tensor(a!) pages) -> ()");
+    library.def("gather_pages(Tensor pages, Tensor page_ids, Tensor(a!) chunk, int first) -> ()");
+    library.def("scatter_pages(Tensor chunk, int first, Tensor page_ids, Tensor(a!) pages) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(engine, CPU, library) {

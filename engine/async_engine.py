@@ -15,7 +15,6 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Self, TypeVar, cast
@@ -160,6 +159,7 @@ class AsyncEngine:
         self._forgets: dict[str, asyncio.Future[ForgetDone]] = {}
         self._queries: dict[str, asyncio.Future[CoreStats]] = {}
         self._ready: asyncio.Future[ModelInfo] | None = None
+        self._is_ending = False
         self._drained = asyncio.Event()
         self._gone = asyncio.Event()
 
@@ -210,7 +210,7 @@ class AsyncEngine:
         if self._phase is Phase.SERVING:
             self._phase = Phase.DRAINING
             self._send(Drain())
-        if self._phase is Phase.DRAINING:
+        if self._phase is Phase.DRAINING and not self._drained.is_set():
             try:
                 await asyncio.wait_for(self._drained.wait(), timeout_s)
             except TimeoutError:
@@ -225,6 +225,7 @@ class AsyncEngine:
         if self._phase in (Phase.SERVING, Phase.DRAINING):
             await self.drain(self._drain_timeout_s if drain_timeout_s is None else drain_timeout_s)
         if self._phase is Phase.DRAINING:
+            self._is_ending = True
             self._send(Shutdown())
             try:
                 await asyncio.wait_for(self._gone.wait(), _EXIT_WAIT_S)
@@ -244,8 +245,8 @@ class AsyncEngine:
     async def wait_dead(self) -> EngineError:
         """Return only when the core has ended without being told to, with the reason."""
         await self._gone.wait()
-        while self._phase is not Phase.DEAD:
-            await asyncio.Event().wait()
+        if self._phase is not Phase.DEAD:
+            await asyncio.get_running_loop().create_future()
         return self._death()
 
     async def __aenter__(self) -> Self:
@@ -280,7 +281,7 @@ class AsyncEngine:
     def info(self) -> ModelInfo:
         """The loaded model. Raises EngineDead before the core is ready."""
         if self._info is None:
-            raise self._refusal()
+            raise self.refusal()
         return self._info
 
     @property
@@ -401,8 +402,7 @@ class AsyncEngine:
         try:
             outcome = await self._ask(frame, self._requests, core_id)
         except asyncio.CancelledError:
-            if self._requests.pop(core_id, None) is not None:
-                self._send(Cancel(request_id=core_id))
+            self._send(Cancel(request_id=core_id))
             raise
         if outcome.error is not None:
             raise from_record(outcome.error)
@@ -412,32 +412,35 @@ class AsyncEngine:
     async def prefetch(
         self,
         *,
-        user_ids: Sequence[str | int],
+        user_id: str | int,
+        history: FeaturesLike | None = None,
+        context: ArrayLike | None = None,
+        query_time: int | None = None,
         namespace: str = "",
         deadline_ms: float | None = None,
         priority: int = 0,
-    ) -> list[Response | EngineError]:
-        """Bring known users' state back to the device; one answer or error per user, in order.
-
-        A user without state gets HistoryNeeded: compute it with `prefetch_history`.
-        """
-        requests = [
+        history_start: int = 0,
+        ignore_extra: bool = False,
+        request_id: str | None = None,
+    ) -> Response:
+        """Compute and keep a history; without one, bring a known state to the device."""
+        return await self.submit(
             build_request(
                 task=Task.PREFETCH,
                 user_id=user_id,
+                history=history,
+                context=context,
+                query_time=query_time,
                 namespace=namespace,
                 deadline_ms=deadline_ms,
                 priority=priority,
+                history_start=history_start,
+                ignore_extra=ignore_extra,
+                request_id=request_id,
             )
-            for user_id in user_ids
-        ]
-        answers = await asyncio.gather(*map(self.submit, requests), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, EngineError):
-                raise answer
-        return [answer for answer in answers if isinstance(answer, (Response, EngineError))]
+        )
 
-    async def forget(self, *, user_id: str | int, namespace: str = "") -> Forgotten:
+    async def forget(self, user_id: str | int, namespace: str = "") -> Forgotten:
         """Remove a user's state from all tiers; it is gone when this returns."""
         self._check_takes_requests()
         ticket = f"f{next(self._numbers)}"
@@ -449,7 +452,7 @@ class AsyncEngine:
     async def stats(self) -> CoreStats:
         """The core's metrics as of now."""
         if self._phase not in (Phase.SERVING, Phase.DRAINING):
-            raise self._refusal()
+            raise self.refusal()
         ticket = f"s{next(self._numbers)}"
         return await self._ask(to_frame(StatsQuery(ticket=ticket)), self._queries, ticket)
 
@@ -461,7 +464,10 @@ class AsyncEngine:
         future: asyncio.Future[T] = loop.create_future()
         table[key] = future
         self._connection.write(frame)
-        return await future
+        try:
+            return await future
+        finally:
+            table.pop(key, None)
 
     def _admissible_frame(self, message: Submit) -> bytes:
         self._check_takes_requests()
@@ -481,9 +487,10 @@ class AsyncEngine:
 
     def _check_takes_requests(self) -> None:
         if self._phase is not Phase.SERVING:
-            raise self._refusal()
+            raise self.refusal()
 
-    def _refusal(self) -> EngineError:
+    def refusal(self) -> EngineError:
+        """Why a request is not taken now; for when `is_ready` is false."""
         match self._phase:
             case Phase.NEW:
                 return EngineDead("the engine has not been started: use `async with` or `start`")
@@ -518,6 +525,7 @@ class AsyncEngine:
             case Forgot(done=done):
                 _resolve(self._forgets, done.ticket, done)
             case Ready(info=info):
+                self._heartbeat_s = time.monotonic()
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(info)
             case Drained():
@@ -527,7 +535,7 @@ class AsyncEngine:
 
     def _lose_core(self) -> None:
         """The socket is closed: the process has ended or is about to."""
-        if self._phase is not Phase.DRAINING and self._phase is not Phase.STOPPED:
+        if not self._is_ending:
             pid = self.core_pid
             self._die(EngineDead(f"the core process {pid} has ended unexpectedly"))
         self._drained.set()

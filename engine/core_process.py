@@ -277,9 +277,9 @@ def run_process(build: CoreFactory, arguments: Sequence[str] | None = None) -> i
 
 
 def _build(model_dir: str | None, config: EngineConfig) -> CoreFace:
-    from engine.core import EngineCore  # torch: only here, after the guard has started
+    from engine.assembly import core_from_model_dir  # torch: only once the guard has started
 
-    return EngineCore.from_model_dir(model_dir, config)
+    return core_from_model_dir(model_dir, config)
 
 
 if __name__ == "__main__":

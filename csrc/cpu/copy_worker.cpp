@@ -8,18 +8,20 @@
 #include <string>
 #include <utility>
 
-#include "copy_bytes.h"
-
 namespace mtserve {
 
 namespace {
 
+// Bytes of one layer that an offload moves at a time: enough for the full bandwidth of memory,
+// little enough that pages are reported soon.
+constexpr int64_t kOffloadGroupBytes = 256 << 10;
+
 void check_ids(const char* name, const int32_t* ids, int64_t count, int64_t bound) {
     for (int64_t i = 0; i < count; ++i) {
         if (ids[i] < 0 || ids[i] >= bound) {
-            throw std::runtime_error("copy job: " + std::string(name) + "[" +
-                                        std::to_string(i) + "] is " + std::to_string(ids[i]) +
-                                        ", but only [0, " + std::to_string(bound) + ") exist");
+            throw std::runtime_error("copy job: " + std::string(name) + "[" + std::to_string(i) +
+                                     "] is " + std::to_string(ids[i]) + ", but only [0, " +
+                                     std::to_string(bound) + ") exist");
         }
     }
 }
@@ -40,7 +42,9 @@ CopyWorker::CopyWorker(CopyLayout layout, int wake_fd, int64_t* units_done)
     }
 }
 
-CopyWorker::~CopyWorker() { close(); }
+CopyWorker::~CopyWorker() {
+    close();
+}
 
 int64_t CopyWorker::submit(Direction direction, const int32_t* pages, const int32_t* slots,
                            int64_t count, Fault fault) {
@@ -51,12 +55,13 @@ int64_t CopyWorker::submit(Direction direction, const int32_t* pages, const int3
     job->direction = direction;
     job->count = count;
     job->fault = fault;
+    const int64_t longest = direction == Direction::kOnload ? count : offload_group(fault);
     for (int64_t i = 0; i < count; ++i) {
         const int64_t chunk = slots[i] / layout_.pages_per_chunk;
         const int64_t chunk_page = slots[i] % layout_.pages_per_chunk;
         if (!job->runs.empty()) {
             Run& last = job->runs.back();
-            if (pages[i] == last.page + last.count && chunk == last.chunk &&
+            if (last.count < longest && pages[i] == last.page + last.count && chunk == last.chunk &&
                 chunk_page == last.chunk_page + last.count) {
                 ++last.count;
                 continue;
@@ -191,12 +196,11 @@ CopyError CopyWorker::onload(Job& job) {
             return CopyError::kInjected;
         }
         for (const Run& run : job.runs) {
-            // The step reads these bytes next: let them go through the caches.
             std::memcpy(layout_.layers[layer] + run.page * layout_.page_bytes,
                         host_page(run.chunk, static_cast<int64_t>(layer), run.chunk_page),
                         static_cast<size_t>(run.count * layout_.page_bytes));
         }
-        count_unit(job.direction);
+        count_units(job.direction, 1);
         const std::lock_guard lock(mutex_);
         job.layers_done = static_cast<int64_t>(layer) + 1;
         layer_done_.notify_all();
@@ -205,35 +209,50 @@ CopyError CopyWorker::onload(Job& job) {
 }
 
 CopyError CopyWorker::offload(const std::shared_ptr<Job>& job) {
-    int64_t unit = 0;
-    for (const Run& run : job->runs) {
-        for (int64_t i = 0; i < run.count; ++i, ++unit) {
-            sleep_us(job->fault.unit_delay_us);
-            if (is_failed_unit(*job, unit)) {
-                return CopyError::kInjected;
+    const std::vector<Run>& runs = job->runs;
+    const int64_t group = offload_group(job->fault);
+    int64_t done = 0;
+    for (size_t begin = 0; begin < runs.size();) {
+        int64_t count = runs[begin].count;
+        size_t end = begin + 1;
+        while (end < runs.size() && count + runs[end].count <= group) {
+            count += runs[end++].count;
+        }
+        sleep_us(job->fault.unit_delay_us);
+        if (is_failed_unit(*job, done)) {
+            return CopyError::kInjected;
+        }
+        // Layers outside, pages inside: the pages of a group are neighbours in the arena.
+        for (size_t layer = 0; layer < layout_.layers.size(); ++layer) {
+            for (size_t i = begin; i < end; ++i) {
+                std::memcpy(
+                    host_page(runs[i].chunk, static_cast<int64_t>(layer), runs[i].chunk_page),
+                    layout_.layers[layer] + runs[i].page * layout_.page_bytes,
+                    static_cast<size_t>(runs[i].count * layout_.page_bytes));
             }
-            for (size_t layer = 0; layer < layout_.layers.size(); ++layer) {
-                stream_bytes(host_page(run.chunk, static_cast<int64_t>(layer), run.chunk_page + i),
-                             layout_.layers[layer] + (run.page + i) * layout_.page_bytes,
-                             static_cast<size_t>(layout_.page_bytes));
-            }
-            count_unit(job->direction);
-            const std::lock_guard lock(mutex_);
-            job->pages_done = unit + 1;
-            if (unit + 1 < job->count) {
-                report(job);
-            }
+        }
+        begin = end;
+        done += count;
+        count_units(job->direction, count);
+        const std::lock_guard lock(mutex_);
+        job->pages_done = done;
+        if (done < job->count) {
+            report(job);
         }
     }
     return CopyError::kNone;
+}
+
+int64_t CopyWorker::offload_group(const Fault& fault) const {
+    return fault.is_set() ? 1 : std::max<int64_t>(1, kOffloadGroupBytes / layout_.page_bytes);
 }
 
 bool CopyWorker::is_failed_unit(const Job& job, int64_t unit) const {
     return unit == job.fault.fail_unit;
 }
 
-void CopyWorker::count_unit(Direction direction) {
-    __atomic_fetch_add(units_done_ + static_cast<int64_t>(direction), 1, __ATOMIC_RELEASE);
+void CopyWorker::count_units(Direction direction, int64_t count) {
+    __atomic_fetch_add(units_done_ + static_cast<int64_t>(direction), count, __ATOMIC_RELEASE);
 }
 
 void CopyWorker::report(const std::shared_ptr<Job>& job) {
@@ -252,9 +271,8 @@ void CopyWorker::report(const std::shared_ptr<Job>& job) {
 
 uint8_t* CopyWorker::host_page(int64_t chunk, int64_t layer, int64_t chunk_page) const {
     const auto num_layers = static_cast<int64_t>(layout_.layers.size());
-    return layout_.arena +
-           ((chunk * num_layers + layer) * layout_.pages_per_chunk + chunk_page) *
-               layout_.page_bytes;
+    return layout_.arena + ((chunk * num_layers + layer) * layout_.pages_per_chunk + chunk_page) *
+                               layout_.page_bytes;
 }
 
 }  // namespace mtserve

@@ -34,11 +34,14 @@ enum class CopyError : int64_t { kNone = 0, kInjected = 1, kCancelled = 2 };
 enum class WaitResult : int64_t { kLate = 0, kReady = 1, kFailed = 2, kUnknown = 3 };
 
 // For tests: sleep before the job and before each unit (a layer of an onload, a page of an
-// offload), and fail instead of copying unit fail_unit (negative: never).
+// offload), and fail instead of copying unit fail_unit (negative: never). Without a fault an
+// offload moves a few pages at a time.
 struct Fault {
     int64_t job_delay_us = 0;
     int64_t unit_delay_us = 0;
     int64_t fail_unit = -1;
+
+    bool is_set() const { return job_delay_us > 0 || unit_delay_us > 0 || fail_unit >= 0; }
 };
 
 struct Progress {
@@ -113,8 +116,9 @@ class CopyWorker {
     void loop(Direction direction);
     CopyError onload(Job& job);
     CopyError offload(const std::shared_ptr<Job>& job);
+    int64_t offload_group(const Fault& fault) const;  // pages that an offload moves at a time
     bool is_failed_unit(const Job& job, int64_t unit) const;
-    void count_unit(Direction direction);
+    void count_units(Direction direction, int64_t count);
     void report(const std::shared_ptr<Job>& job);  // the caller holds mutex_
     uint8_t* host_page(int64_t chunk, int64_t layer, int64_t chunk_page) const;
 

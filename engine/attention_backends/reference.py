@@ -6,6 +6,8 @@ else enters its arithmetic. So it is bitwise, and a slot that no row may see is 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -50,7 +52,7 @@ class ReferenceBackend(AttentionBackend):
         q_THA = _float64(q)
         kv_lo, kv_hi = batch.kv_lo.tolist(), batch.kv_hi.tolist()
         row_indptr = batch.row_indptr.tolist()
-        for request, (start, stop) in enumerate(zip(row_indptr, row_indptr[1:], strict=False)):
+        for request, (start, stop) in enumerate(pairwise(row_indptr)):
             seen = [row for row in range(start, stop) if kv_lo[row] < kv_hi[row]]
             if not seen:
                 continue

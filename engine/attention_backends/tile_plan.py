@@ -17,6 +17,7 @@ Everything here is NumPy; nothing depends on the layer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -231,7 +232,7 @@ def _partial(
     hidden = (position < lo[tile][:, :, None]) | (position >= hi[tile][:, :, None])
     ends = np.searchsorted(wave, np.arange(num_waves + 1))
     partial: list[HiddenPairs | None] = []
-    for start, stop in zip(ends, ends[1:], strict=False):
+    for start, stop in pairwise(ends):
         if start == stop:
             partial.append(None)
             continue

@@ -30,6 +30,7 @@ from engine.block_manager.user_state import Residency, UserKey, UserState, UserV
 from engine.errors import InvariantError
 from engine.metrics import Metrics
 from engine.transfer.jobs import CopyEngine, CopyJob, CopyProgress
+from engine.types import Int32Array
 
 
 class BlockManager:
@@ -74,6 +75,7 @@ class BlockManager:
         self._state_copies = StateCopies(self._tiers, metrics, clock)
         self._reservations: dict[Reservation, None] = {}
         self._weights_versions: set[str] = set()
+        self._private_keys: set[UserKey] = set()
 
     @property
     def num_pages(self) -> int:
@@ -145,6 +147,8 @@ class BlockManager:
         if state is None:
             state = UserState(key)
             self._weights_versions.add(key.weights_version)
+            if key.private_to:
+                self._private_keys.add(key)
         held = state.pages[:reach]
         return self._open(
             Reservation(
@@ -320,22 +324,21 @@ class BlockManager:
 
     def drop(self, key: UserKey) -> None:
         """Remove a state that nobody can ask for again; counted as nothing."""
+        self._private_keys.discard(key)
         state = self._tiers.states.get(key)
         if state is not None:
             self._tiers.detach(state)
 
     def forget(self, user: tuple[str, str]) -> ForgetTicket:
-        """Remove (namespace, user id) from both tiers, under every weights version.
+        """Remove (namespace, user id) from both tiers: every weights version, every private state.
 
         The state is found no more at once. Bytes that a running step or copy still touches are
         freed when that ends; the ticket says when.
         """
         namespace, user_id = user
-        found = [
-            state
-            for version in self._weights_versions
-            if (state := self._tiers.states.get(UserKey(namespace, user_id, version))) is not None
-        ]
+        keys = [UserKey(namespace, user_id, version) for version in self._weights_versions]
+        keys += [key for key in self._private_keys if key[:2] == user]
+        found = [state for key in keys if (state := self._tiers.states.get(key)) is not None]
         device_tokens = sum(state.device_len for state in found)
         host_tokens = sum(state.host_len for state in found)
         found += [state for state in self._tiers.leaving if state.key[:2] == user]

@@ -203,8 +203,11 @@ class Tiers:
     def _first_blocked(self, plan: list[tuple[UserState, int]]) -> UserState | None:
         """Cancel the queued offloads of a plan's users; the first user whose copy has started."""
         for state, _ in plan:
-            if self.copies.is_copying(state) and not self.withdraw_offloads(state):
-                return state
+            if self.copies.is_copying(state):
+                is_clear = self.withdraw_offloads(state)
+                self.settle(state)
+                if not is_clear:
+                    return state
         return None
 
     def _evict_pages(self, state: UserState, count: int) -> None:

@@ -69,24 +69,25 @@ def run(options: EvaluateOptions, on_progress: OnProgress | None = None) -> Eval
     config = options.engine_config(scheduler)
     tokens = TokensByTier()
     num_requests, total = 0, options.rounds * len(users)
-    ranks: list[int | None] = []
+    places: dict[str, int | None] = {}
     with Engine.from_model_dir(options.model, config) as engine:
         for round_number in range(1, options.rounds + 1):
-            is_last = round_number == options.rounds
-            for start in range(0, len(users), _BATCH):
-                batch = users[start : start + _BATCH]
+            # Every other round goes backwards: the users served last are met again first, so that
+            # the device, the host and recomputation all take part when the pools are small.
+            ordered = users if round_number % 2 else users[::-1]
+            for start in range(0, len(ordered), _BATCH):
+                batch = ordered[start : start + _BATCH]
                 requests = [_request(user, round_number, options.rounds) for user in batch]
                 for user, response in zip(batch, _responses(engine, requests), strict=True):
                     tokens = tokens.plus(response.usage)
-                    if is_last:
-                        ranks.append(_rank(user, response))
+                    places[user.user_id] = _place(user, response)
                 num_requests += len(batch)
                 if on_progress is not None:
                     on_progress(num_requests, total)
-    found = [rank for rank in ranks if rank is not None]
+    found = [place for place in places.values() if place is not None]
     return EvaluateReport(
         hr_at_10=len(found) / len(users),
-        ndcg_at_10=sum(1.0 / math.log2(rank + 2) for rank in found) / len(users),
+        ndcg_at_10=sum(1.0 / math.log2(place + 2) for place in found) / len(users),
         num_users=len(users),
         num_hits=len(found),
         num_requests=num_requests,
@@ -114,7 +115,7 @@ def _responses(engine: Engine, requests: list[Request]) -> Iterator[Response]:
         yield outcome.response
 
 
-def _rank(user: UserEvents, response: Response) -> int | None:
+def _place(user: UserEvents, response: Response) -> int | None:
     """Place of the held-out item among the answer's items, from 0; None when it is not there."""
     assert response.items is not None
     target = user.items[leave_last_out(len(user)).test]

@@ -87,8 +87,8 @@ _CHECK_SLICES = tuple(
 def check_bitwise(model: Model) -> BitwiseReport:
     """Compare rows computed in few with the same rows computed in many, on the model's own shapes.
 
-    Covers projections and output of the first and last layer and the heads; layers have the same
-    shapes. Run once at start, with the threads that will serve.
+    Covers projections and output of the first and last layer (all have the same shapes) and the
+    user embedding. Run once at start, with the threads that will serve.
     """
     spec = model.spec
     generator = torch.Generator().manual_seed(0)

@@ -7,6 +7,7 @@ at a time; its transfers are complete before the next one. Slow and obvious on p
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -64,9 +65,9 @@ class Oracle:
         self.chunk_tokens = pages_per_chunk * page_size
         self.totals = OracleTotals()
         self.users: dict[Hashable, OracleUser] = {}
-        """Users with something in a tier, the least recently planned one first."""
-        self._pages = dict[Hashable, int]()
-        self._chunks = dict[Hashable, int]()
+        # Pages and chunks of the users that have any, the least recently planned user first.
+        self._pages: OrderedDict[Hashable, int] = OrderedDict()
+        self._chunks: OrderedDict[Hashable, int] = OrderedDict()
         self._pages_used = 0
         self._chunks_used = 0
 
@@ -92,8 +93,10 @@ class Oracle:
         if self._pages_of(length) > self.num_pages:
             self.totals.scratch_runs += 1
             return self._count(Served(0, 0, length))
-        state = self.users.pop(user, None) or OracleUser()
-        self.users[user] = state  # planned now: the most recent one in both tiers
+        state = self.users.setdefault(user, OracleUser())
+        for held in (self._pages, self._chunks):
+            if user in held:
+                held.move_to_end(user)
         matched, keeps_state = self._match(state, history)
         if not keeps_state and matched < len(state.tokens):
             del state.tokens[matched:]
@@ -117,13 +120,16 @@ class Oracle:
         """Take all pages of all users, as one request that needs the whole device would."""
         for user in list(self.users):
             self._evict_pages(user, self._pages.get(user, 0))
+            self._forget_if_empty(user)
 
     def _match(self, state: OracleUser, history: Sequence[Hashable]) -> tuple[int, bool]:
         """(matched tokens, the history is a shorter prefix and the state stays as it is)."""
         known, length = state.tokens, len(history)
-        common = 0
-        while common < min(len(known), length) and known[common] == history[common]:
-            common += 1
+        common = min(len(known), length)
+        if known[:common] != list(history[:common]):
+            common = 0
+            while known[common] == history[common]:
+                common += 1
         boundary = common - common % self.page_size
         own_boundary = length - length % self.page_size
         if length < len(known):
@@ -148,15 +154,16 @@ class Oracle:
         onload_pages = self._pages_of(onload_end) - self._pages_of(state.device_len)
         new_pages = self._pages_of(length) - self._pages_of(matched)
         shortage = onload_pages + new_pages - (self.num_pages - self._pages_used)
-        others = [other for other in self.users if other != user]
-        for victim in others:
-            if shortage <= 0:
+        while shortage > 0:
+            victim = next((other for other in self._pages if other != user), None)
+            if victim is None:
                 break
             shortage -= self._evict_pages(victim, shortage)
+            self._forget_if_empty(victim)
         if shortage > 0:
             # A prefix of a state that fills the device: only its own unread tail is left.
             self._evict_pages(user, shortage)
-        if onload_end > state.device_len:
+        if onload_pages:
             self._set_lengths(user, onload_end, state.host_len)
             self.totals.onloaded_pages += onload_pages
 
@@ -171,7 +178,6 @@ class Oracle:
         self.totals.dropped_tokens += max(0, state.device_len - max(kept_tokens, state.host_len))
         self.totals.evicted_pages += taken
         self._set_lengths(user, kept_tokens, state.host_len)
-        self._forget_if_empty(user)
         return taken
 
     def _offload(self, user: Hashable) -> None:
@@ -194,37 +200,43 @@ class Oracle:
         """A free chunk, if need be by taking the tail chunk of the least recent other user."""
         if self._chunks_used < self.num_chunks:
             return True
-        for user in list(self.users):
-            chunks = self._chunks.get(user, 0)
-            if user != extended and chunks > 0:
-                state = self.users[user]
-                kept_tokens = (chunks - 1) * self.chunk_tokens
-                gone = state.host_len - kept_tokens
-                self.totals.evicted_host_pages += gone // self.page_size
-                self._set_lengths(user, state.device_len, kept_tokens)
-                self._forget_if_empty(user)
-                return True
-        return False
+        victim = next((other for other in self._chunks if other != extended), None)
+        if victim is None:
+            return False
+        state = self.users[victim]
+        kept_tokens = (self._chunks[victim] - 1) * self.chunk_tokens
+        self.totals.evicted_host_pages += (state.host_len - kept_tokens) // self.page_size
+        self._set_lengths(victim, state.device_len, kept_tokens)
+        self._forget_if_empty(victim)
+        return True
 
     def _pages_of(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
+    def _hold_pages(self, user: Hashable, pages: int) -> None:
+        self._pages_used += pages - self._pages.get(user, 0)
+        _hold(self._pages, user, pages)
+
     def _hold_chunks(self, user: Hashable, chunks: int) -> None:
         self._chunks_used += chunks - self._chunks.get(user, 0)
-        self._chunks[user] = chunks
+        _hold(self._chunks, user, chunks)
 
     def _set_lengths(self, user: Hashable, device_len: int, host_len: int) -> None:
         state = self.users[user]
         state.device_len, state.host_len = device_len, host_len
         del state.tokens[max(device_len, host_len) :]
-        pages = self._pages_of(device_len)
-        self._pages_used += pages - self._pages.get(user, 0)
-        self._pages[user] = pages
+        self._hold_pages(user, self._pages_of(device_len))
         self._hold_chunks(user, -(-host_len // self.chunk_tokens))
 
     def _forget_if_empty(self, user: Hashable) -> None:
         state = self.users[user]
         if state.device_len == 0 and state.host_len == 0:
             del self.users[user]
-            self._pages.pop(user, None)
-            self._chunks.pop(user, None)
+
+
+def _hold(held: OrderedDict[Hashable, int], user: Hashable, count: int) -> None:
+    """A new holder is the most recent one (only the user just planned gains anything)."""
+    if count:
+        held[user] = count
+    else:
+        held.pop(user, None)

@@ -1,8 +1,8 @@
 """A job: one transfer of whole pages between the device pool and the host arena.
 
 The block manager describes jobs (metadata only); a copy engine moves the bytes. An onload works
-layer by layer over all its pages, so that the layer loop can follow it; an offload works page by
-page, so that `host_len` can rise page by page.
+layer by layer over all its pages, so that the layer loop can follow it; an offload works through
+its pages in order, a few at a time in all layers, so that `host_len` can rise before it ends.
 """
 
 from __future__ import annotations

@@ -179,16 +179,20 @@ class PythonCopyEngine:
                 self._changed.notify_all()
 
     def _offload(self, record: _Record) -> None:
+        group = 1 if record.fault != CopyFault() else self._pages_per_chunk
         for run in record.runs:
-            for offset in range(run.num_pages):
+            for at in range(0, run.num_pages, group):
+                count = min(group, run.num_pages - at)
                 _begin_unit(record, record.pages_done)
                 for layer, pages in enumerate(self._pages):
-                    self._chunks[run.chunk, layer, run.chunk_page + offset] = pages[
-                        run.page + offset
+                    chunk = self._chunks[run.chunk, layer]
+                    chunk[run.chunk_page + at : run.chunk_page + at + count] = pages[
+                        run.page + at : run.page + at + count
                     ]
                 with self._changed:
-                    record.pages_done += 1
-                    self._report(record)
+                    record.pages_done += count
+                    if record.pages_done < record.job.num_pages:
+                        self._report(record)
 
     def _finish(self, record: _Record, error: str | None) -> None:
         with self._changed:

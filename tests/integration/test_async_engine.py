@@ -22,7 +22,6 @@ from engine.errors import (
     ConfigError,
     Draining,
     EngineDead,
-    EngineError,
     InvalidRequest,
     Overloaded,
 )
@@ -93,9 +92,9 @@ def test_calls_are_answered(run: Callable[[Body], None]) -> None:
             assert (forgotten.device_tokens, forgotten.host_tokens) == (3, 2)
             stats = await engine.stats()
             assert {sample.name for sample in stats.samples} >= {"requests_total", "queue_seconds"}
-            prefetched = await engine.prefetch(user_ids=["a", "bad"])
-            assert not isinstance(prefetched[0], EngineError)
-            assert isinstance(prefetched[1], InvalidRequest)
+            prefetched = await engine.prefetch(user_id="a", history=[1, 2, 3])
+            assert prefetched.usage.history_length == 3
+            assert (await engine.prefetch(user_id="a")).usage.history_length == 0
 
     run(body)
 
@@ -144,7 +143,7 @@ def test_leaving_drains_then_ends_the_rest(run: Callable[[Body], None]) -> None:
         await engine.start()
         held = asyncio.ensure_future(engine.rank(user_id="hold", history=[], candidates=[1]))
         slow = asyncio.ensure_future(engine.rank(user_id="slow", history=[], candidates=[1]))
-        await until(lambda: engine.num_pending == 2)
+        await until(lambda: engine.num_pending > 0)
         await engine.stop()
         assert (await slow).scores is not None
         with pytest.raises(Draining):

@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from engine.models.config import Feature, HstuLayers, Inputs, ModelConfig, RankHead
+from engine.models.config import (
+    ContextFeature,
+    Feature,
+    HstuLayers,
+    Inputs,
+    ModelConfig,
+    RankHead,
+)
+from engine.models.hstu.mask import MaskRule, candidate_kv_lo
 from engine.models.hstu.model import HstuModel
 from engine.models.hstu.tensors import expected_shapes
 
@@ -88,12 +96,12 @@ def golden_model(
         layers=layers,
         inputs=Inputs(
             features=(Feature(name="item", num_rows=1),),
-            context=tuple({"name": f"c{i}", "num_rows": 1} for i in range(0)),
+            context=tuple(ContextFeature(name=f"c{i}", num_rows=1) for i in range(num_context)),
+            context_mask="bidirectional",
             max_history_events=layers.scale_length - 1,
         ),
         rank=RankHead(kind="mlp"),
     )
-    model_config = _with_context(model_config, num_context)
     found = {"catalogue.item_ids": torch.zeros(1, dtype=torch.int64)}
     for name, shape in expected_shapes(model_config).items():
         if name.startswith("layers."):
@@ -106,27 +114,20 @@ def golden_model(
     return HstuModel(model_config, found)
 
 
-def _with_context(config: ModelConfig, num_context: int) -> ModelConfig:
-    import msgspec
-
-    from engine.models.config import ContextFeature
-
-    context = tuple(ContextFeature(name=f"c{index}", num_rows=1) for index in range(num_context))
-    inputs = msgspec.structs.replace(config.inputs, context=context, context_mask="bidirectional")
-    return msgspec.structs.replace(config, inputs=inputs)
-
-
 def visible_pairs(model: HstuModel, length: int, num_targets: int) -> torch.Tensor:
     """bool [length, length] from the model's intervals and chains; the last rows are targets."""
-    from engine.models.hstu.mask import candidate_kv_lo
-
     history = length - num_targets
     lo, hi = model.history_intervals(0, history, history)
     visible = np.zeros((length, length), dtype=bool)
     for row in range(history):
         visible[row, lo[row] : hi[row]] = True
     group = model.config.layers.target_group_size
-    target_lo = candidate_kv_lo(model._preparer.rule, history, num_targets)
+    rule = MaskRule(
+        num_shared=model.spec.num_context,
+        window=model.spec.window,
+        has_rising_candidates=model.config.layers.family == "nvidia",
+    )
+    target_lo = candidate_kv_lo(rule, history, num_targets)
     for target in range(num_targets):
         row = history + target
         visible[row, target_lo[target] : history] = True

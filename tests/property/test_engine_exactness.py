@@ -40,6 +40,28 @@ from engine.types import Task
 EXAMPLES = int(os.environ.get("ENGINE_PROPERTY_EXAMPLES", "6"))
 STEPS = int(os.environ.get("ENGINE_PROPERTY_STEPS", "25"))
 USERS = ("ann", "bob", "cid", "dot")
+ITEMS = st.integers(0, NUM_ITEMS - 1)
+FAULTS = ("fail", "fail", "hold", "release", "drain")
+REQUESTS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "user": st.sampled_from(USERS),
+            "change": st.sampled_from(
+                ["append"] * 3 + ["same"] * 3 + ["edit", "back", "truncate", "context"]
+            ),
+            "amount": st.integers(0, 9),
+            "event": ITEMS,
+            "task": st.sampled_from([Task.RANK, Task.RANK, Task.RETRIEVE, Task.PREFETCH]),
+            "cache": st.sampled_from(["use"] * 8 + ["refresh", "bypass"]),
+            "shorter": st.sampled_from([0, 0, 0, 1, 5]),
+            "candidates": st.lists(ITEMS, min_size=2, max_size=8).map(
+                lambda items: items[: len(items) // 2 * 2]
+            ),
+        }
+    ),
+    min_size=1,
+    max_size=5,
+)
 _numbers = itertools.count()
 
 
@@ -60,24 +82,24 @@ def make_machine(config, path, backend):
     class Machine(RuleBasedStateMachine):
         @initialize(
             page_size=st.sampled_from([1, 3, 4, 8]),
-            num_pages=st.integers(16, 40),
-            num_chunks=st.integers(0, 10),
+            num_tokens=st.sampled_from([52, 60, 90, 150]),
+            host_tokens=st.sampled_from([0, 60, 100, 400]),
             batch_tokens=st.integers(20, 60),
             uses_device_thread=st.booleans(),
             look_ahead=st.booleans(),
             workers=st.sampled_from(["python", "native"]),
         )
-        def start(self, page_size, num_pages, num_chunks, batch_tokens, **switches):
-            chunk_tokens = 2 * page_size
+        def start(self, page_size, num_tokens, host_tokens, batch_tokens, **switches):
+            tokens_per_event = config.inputs.tokens_per_event
             token_bytes = (
                 2 * config.layers.num_layers * (config.layers.qk_dim + config.layers.v_dim)
             ) * (4 if config.dtype == "float32" else 2)
             engine_config = EngineConfig(
                 cache=CacheConfig(
                     page_size=page_size,
-                    chunk_size=chunk_tokens,
-                    device_pages=max(num_pages, 40 // page_size),
-                    host_bytes=num_chunks * chunk_tokens * token_bytes,
+                    chunk_size=2 * page_size,
+                    device_pages=-(-tokens_per_event * num_tokens // page_size),
+                    host_bytes=tokens_per_event * host_tokens * token_bytes,
                     poison=True,
                 ),
                 scheduler=SchedulerConfig(
@@ -97,72 +119,56 @@ def make_machine(config, path, backend):
 
             hooks = Hooks(wrap_copies=wrap, uses_device_thread=switches["uses_device_thread"])
             self.engine = Engine.from_model_dir(str(path), engine_config, hooks)
-            self.histories = {user: [] for user in USERS}
-            self.older = {user: [] for user in USERS}
+            self.histories = {
+                user: [(7 * index + 3 * event) % NUM_ITEMS for event in range(12 + 9 * index)]
+                for index, user in enumerate(USERS)
+            }
+            self.older = dict(self.histories)
             self.segment = dict.fromkeys(USERS, 0)
 
         # What a user's history becomes
 
-        def _change(self, user, events):
-            self.older[user] = self.histories[user]
-            self.histories[user] = events[-MAX_EVENTS:]
-
-        @rule(
-            user=st.sampled_from(USERS), events=st.lists(st.integers(0, NUM_ITEMS - 1), max_size=9)
-        )
-        def append(self, user, events):
-            self._change(user, self.histories[user] + events)
-
-        @rule(
-            user=st.sampled_from(USERS), share=st.floats(0, 1), event=st.integers(0, NUM_ITEMS - 1)
-        )
-        def edit(self, user, share, event):
-            events = list(self.histories[user])
-            if events:
-                events[min(len(events) - 1, int(share * len(events)))] = event
-                self._change(user, events)
-
-        @rule(user=st.sampled_from(USERS))
-        def go_back(self, user):
-            self._change(user, self.older[user])
-
-        @rule(user=st.sampled_from(USERS), share=st.floats(0, 1))
-        def truncate(self, user, share):
-            self._change(user, self.histories[user][: int(share * len(self.histories[user]))])
-
-        @rule(user=st.sampled_from(USERS), segment=st.integers(0, 3))
-        def new_context(self, user, segment):
-            self.segment[user] = segment
+        def _change(self, user, change, amount, event):
+            events = self.histories[user]
+            if change == "append":
+                events = events + [(event + step) % NUM_ITEMS for step in range(amount)]
+            elif change == "edit" and events:
+                at = amount * len(events) // 10
+                events = [*events[:at], event, *events[at + 1 :]]
+            elif change == "back":
+                events = self.older[user]
+            elif change == "truncate":
+                events = events[: amount * len(events) // 10]
+            elif change == "context":
+                self.segment[user] = event % 4
+            if change != "same":
+                self.older[user] = self.histories[user]
+                self.histories[user] = events[-MAX_EVENTS:]
 
         # What happens around it
 
-        @rule(direction=st.sampled_from(Direction), nth=st.integers(1, 2), pages=st.integers(0, 2))
-        def fail_a_copy(self, direction, nth, pages):
-            self.copies.fail_nth(nth, direction, after_pages=pages)
+        @rule(
+            fault=st.sampled_from(FAULTS),
+            direction=st.sampled_from(Direction),
+            at=st.integers(0, 2),
+        )
+        def disturb_copies(self, fault, direction, at):
+            if fault == "fail":
+                self.copies.fail_nth(1 + at // 2, direction, after_pages=at)
+            elif fault == "hold":
+                self.copies.hold(direction)
+            elif fault == "release":
+                self.copies.release()
+            else:
+                self.copies.release()
+                self.engine.drain_transfers()
 
-        @rule(direction=st.sampled_from(Direction))
-        def hold_copies(self, direction):
-            self.copies.hold(direction)
-
-        @rule()
-        def release_copies(self):
-            self.copies.release()
-
-        @rule()
-        def drain(self):
-            self.copies.release()
-            self.engine.drain_transfers()
-
-        @rule(threads=st.sampled_from([1, 2]))
-        def set_threads(self, threads):
+        @rule(user=st.sampled_from(USERS), threads=st.sampled_from([1, 2]))
+        def forget(self, user, threads):
             torch.set_num_threads(threads)
-
-        @rule(user=st.sampled_from(USERS))
-        def forget(self, user):
             self.copies.release()
             self.engine.forget(user)
-            view = self.engine.core.user("", user)
-            assert view is None, "a forgotten user has no state"
+            assert self.engine.core.user("", user) is None, "a forgotten user has no state"
 
         @rule(user=st.sampled_from(USERS))
         def prefetch_known_state(self, user):
@@ -193,39 +199,34 @@ def make_machine(config, path, backend):
                 **options,
             )
 
-        requests = st.lists(
-            st.tuples(
-                st.sampled_from(USERS),
-                st.sampled_from([Task.RANK, Task.RANK, Task.RETRIEVE, Task.PREFETCH]),
-                st.sampled_from(["use", "use", "use", "refresh", "bypass"]),
-                st.sampled_from([0, 0, 0, 1, 5]),
-                st.lists(st.integers(0, NUM_ITEMS - 1), min_size=2, max_size=8).filter(
-                    lambda items: len(items) % 2 == 0
-                ),
-            ),
-            min_size=1,
-            max_size=5,
-        )
-
         def _build(self, wanted):
             built = []
-            for user, task, cache, shorter, candidates in wanted:
+            for want in wanted:
+                self._change(want["user"], want["change"], want["amount"], want["event"])
+                task, cache = want["task"], want["cache"]
                 if task is Task.PREFETCH and cache == "bypass":
                     cache = "use"
-                shorter = min(shorter, len(self.histories[user]))
-                request = self._request(user, task, cache, shorter, candidates)
+                shorter = min(want["shorter"], len(self.histories[want["user"]]))
+                request = self._request(want["user"], task, cache, shorter, want["candidates"])
                 if request is not None:
                     built.append(request)
             return built
 
-        @rule(wanted=requests)
-        def batch(self, wanted):
+        @rule(wanted=REQUESTS)
+        def one_batch(self, wanted):
+            self.run_batch(wanted)
+
+        @rule(wanted=REQUESTS)
+        def another_batch(self, wanted):
+            self.run_batch(wanted)
+
+        def run_batch(self, wanted):
             built = self._build(wanted)
             for request, outcome in zip(built, self.engine.run(built), strict=True):
                 assert outcome.error is None, outcome.error
                 self._check(request, outcome.response)
 
-        @rule(wanted=requests, steps=st.integers(0, 4), victims=st.sets(st.integers(0, 4)))
+        @rule(wanted=REQUESTS, steps=st.integers(0, 4), victims=st.sets(st.integers(0, 4)))
         def batch_with_cancels(self, wanted, steps, victims):
             core = self.engine.core
             built = self._build(wanted)

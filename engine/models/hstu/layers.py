@@ -22,6 +22,7 @@ from torch.nn import functional
 from engine.models.base import Projected
 from engine.models.config import HstuLayers
 from engine.models.linear import Linear
+from engine.models.silu import silu_
 
 
 class HstuLayer:
@@ -62,11 +63,11 @@ class HstuLayer:
         n_TD = functional.layer_norm(x_TD.float(), (config.hidden_size,), weight, bias, self._eps)
         uvqk_TP = self._uvqk(n_TD.to(self._dtype))
         if config.family != "meta":
-            uvqk_TP = silu(uvqk_TP)
+            uvqk_TP = silu_(uvqk_TP)
         v_width, qk_width = config.num_heads * config.v_dim, config.num_heads * config.qk_dim
         u, v, q, k = torch.split(uvqk_TP, [v_width, v_width, qk_width, qk_width], dim=1)
         return Projected(
-            u=silu(u) if config.family == "meta" else u,
+            u=silu_(u.contiguous()) if config.family == "meta" else u,
             q=q.view(len(x_TD), config.num_heads, config.qk_dim),
             k=k.view(len(x_TD), config.num_heads, config.qk_dim),
             v=v.view(len(x_TD), config.num_heads, config.v_dim),
@@ -110,14 +111,3 @@ def norm_eps(config: HstuLayers) -> float:
     if config.norm_eps is not None:
         return config.norm_eps
     return 1e-5 if config.family == "nvidia" else 1e-6
-
-
-def silu(x: torch.Tensor) -> torch.Tensor:
-    """x / (1 + exp(-x)) in float32, rounded once to x's dtype.
-
-    Not torch's own silu: its vector tail differs from its body by an ulp, so a row's bits would
-    depend on how many rows are computed together.
-    """
-    x32 = x.float()
-    denominator = x32.neg().exp_().add_(1.0)
-    return torch.div(x32, denominator, out=denominator).to(x.dtype)

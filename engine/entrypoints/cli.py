@@ -1,0 +1,358 @@
+"""The command line: `mtserve serve | evaluate | replay | conformance`.
+
+Every command's options are a struct; its fields are the flags and its docstring is the help. A
+YAML file (`--config`) may hold them too: defaults < file < command line, unknown keys are errors.
+A wrong option or model ends with one line and status 2. torch is loaded only by commands that
+compute in this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+import tyro
+import yaml
+
+from engine.config import (
+    AttentionConfig,
+    CacheConfig,
+    EngineConfig,
+    SchedulerConfig,
+    TransferConfig,
+)
+from engine.entrypoints.config import ServeConfig, ServerConfig
+from engine.errors import ConfigError, EngineError
+from engine.version import __version__
+
+EXIT_USAGE = 2
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class CacheFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How user state is kept.
+
+    Attributes:
+        cache: "off" recomputes every history, "device" keeps pages, "tiered" adds host chunks.
+        device_pages: Usable pages of the device pool.
+        page_size: Token slots of a page.
+        chunk_size: Tokens of a host chunk, a multiple of page_size.
+        host_bytes: Bytes of the host arena; whole chunks are used.
+        eviction_policy: Name of an `engine.eviction_policies` entry point.
+        poison: Fill free pages with NaN, so that a read of a stale row shows (debug, slow).
+    """
+
+    cache: Literal["off", "device", "tiered"]
+    device_pages: int
+    page_size: int
+    chunk_size: int
+    host_bytes: int
+    eviction_policy: str
+    poison: bool
+
+    @classmethod
+    def from_config(cls, config: CacheConfig) -> CacheFlags:
+        """The flags that mean this configuration."""
+        fields = msgspec.structs.asdict(config)
+        return cls(cache=fields.pop("tiers"), **fields)
+
+    def to_config(self) -> CacheConfig:
+        """The configuration these flags mean. Raises ConfigError."""
+        fields = msgspec.structs.asdict(self)
+        return CacheConfig(tiers=fields.pop("cache"), **fields)
+
+
+class ComputeFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How steps are computed.
+
+    Attributes:
+        backend: Attention backend, or "auto". (Its options stand in the file:
+            engine.attention.options.)
+        threads: Threads of one step; 0 leaves torch's choice.
+        check_invariants: Check the bookkeeping whenever the engine is idle (debug).
+    """
+
+    backend: str
+    threads: int
+    check_invariants: bool
+
+
+class ServeFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Serve a model over HTTP: Open Inference Protocol v2, native JSON, /metrics.
+
+    Attributes:
+        model: Model directory. Without it, a small built-in model with random weights is served:
+            good to try the wire, its scores mean nothing.
+        server: Where it listens and what it accepts.
+        cache: How user state is kept.
+        scheduler: What a step may hold and how much may wait.
+        transfer: How copies between the tiers run.
+        compute: How steps are computed.
+    """
+
+    model: str | None
+    server: tyro.conf.OmitArgPrefixes[ServerConfig]
+    cache: tyro.conf.OmitArgPrefixes[CacheFlags]
+    scheduler: tyro.conf.OmitArgPrefixes[SchedulerConfig]
+    transfer: tyro.conf.OmitArgPrefixes[TransferConfig]
+    compute: tyro.conf.OmitArgPrefixes[ComputeFlags]
+
+    @classmethod
+    def from_config(cls, config: ServeConfig) -> ServeFlags:
+        """The flags that mean this configuration (attention options have none)."""
+        engine = config.engine
+        return cls(
+            model=config.model,
+            server=config.server,
+            cache=CacheFlags.from_config(engine.cache),
+            scheduler=engine.scheduler,
+            transfer=engine.transfer,
+            compute=ComputeFlags(
+                backend=engine.attention.backend,
+                threads=engine.threads,
+                check_invariants=engine.check_invariants,
+            ),
+        )
+
+    def to_config(self, attention_options: dict[str, Any]) -> ServeConfig:
+        """The configuration these flags mean. Raises ConfigError."""
+        return ServeConfig(
+            model=self.model,
+            server=self.server,
+            engine=EngineConfig(
+                cache=self.cache.to_config(),
+                scheduler=self.scheduler,
+                transfer=self.transfer,
+                attention=AttentionConfig(backend=self.compute.backend, options=attention_options),
+                threads=self.compute.threads,
+                check_invariants=self.compute.check_invariants,
+            ),
+        )
+
+
+class ConformanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Hold golden files against the engine's own runner, pages and backends.
+
+    A line per file and backend with the largest error; status 1 if any fails.
+
+    Attributes:
+        golden: Folder of golden files.
+        backend: Attention backend to check; may be given several times. All built-in ones that
+            this machine can run when not given.
+        page_size: Token slots of a page.
+        piece_size: Where the model allows, histories also run in pieces of this many rows.
+    """
+
+    golden: str
+    backend: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    page_size: int = 16
+    piece_size: int = 7
+
+
+class Arguments(NamedTuple):
+    """A command's arguments, `--config` taken out."""
+
+    rest: list[str]
+    file: Path | None
+
+
+class Command(NamedTuple):
+    """A command: its one-line help, and what runs it."""
+
+    help: str
+    run: Callable[[Arguments], int]
+
+
+_CONFIG_HELP = "\n\n--config FILE: YAML with the same settings (defaults < file < command line)."
+
+
+def _split_config(arguments: Sequence[str]) -> Arguments:
+    rest: list[str] = []
+    file: Path | None = None
+    pending = iter(arguments)
+    for argument in pending:
+        name, has_value, value = argument.partition("=")
+        if name != "--config":
+            rest.append(argument)
+            continue
+        path = value if has_value else next(pending, "")
+        if not path:
+            raise ConfigError("--config needs a file")
+        file = Path(path)
+    return Arguments(rest, file)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds a {type(content).__name__}: give keys and values")
+    return content
+
+
+def serve_config(arguments: Arguments) -> ServeConfig:
+    """Defaults, then the file, then the flags. Raises ConfigError, or SystemExit after --help."""
+    from_file = ServeConfig()
+    if arguments.file is not None:
+        try:
+            from_file = msgspec.convert(_read_yaml(arguments.file), ServeConfig)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{arguments.file}: {error}") from None
+    flags = _parse(ServeFlags, arguments.rest, "serve", ServeFlags.from_config(from_file))
+    return flags.to_config(from_file.engine.attention.options)
+
+
+def flat_options(options_type: type[T], arguments: Arguments, command: str) -> T:
+    """Options of a command whose file has the flags' own names as keys."""
+    before = []
+    if arguments.file is not None:
+        names = options_type.__struct_fields__
+        for key, value in _read_yaml(arguments.file).items():
+            if str(key).replace("-", "_") not in names:
+                raise ConfigError(
+                    f"{arguments.file}: unknown key {key!r}, the keys are {', '.join(names)}"
+                )
+            before += _as_flags(str(key).replace("_", "-"), value)
+    return _parse(options_type, [*before, *arguments.rest], command)
+
+
+def _as_flags(name: str, value: object) -> list[str]:
+    match value:
+        case None:
+            return []
+        case bool():
+            return [f"--{name}" if value else f"--no-{name}"]
+        case list():
+            return [part for entry in value for part in (f"--{name}", str(entry))]
+        case dict():
+            raise ConfigError(f"{name} is a mapping: give one value")
+        case _:
+            return [f"--{name}", str(value)]
+
+
+def _parse(
+    options_type: type[T], arguments: Sequence[str], command: str, default: T | None = None
+) -> T:
+    docstring = (options_type.__doc__ or "").partition("\n    Attributes:")[0]
+    description = "\n".join(line.strip() for line in docstring.splitlines()) + _CONFIG_HELP
+    prog = f"mtserve {command}"
+    if default is None:
+        return tyro.cli(options_type, prog=prog, description=description, args=arguments)
+    return tyro.cli(
+        options_type, prog=prog, description=description, args=arguments, default=default
+    )
+
+
+def _serve(arguments: Arguments) -> int:
+    config = serve_config(arguments)
+    try:
+        from engine.entrypoints import api_server
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{error.name} is not installed: pip install 'mtserve[server]'"
+        ) from error
+    return api_server.serve(config)
+
+
+def _evaluate(arguments: Arguments) -> int:
+    from engine.entrypoints import evaluate
+
+    options = flat_options(evaluate.EvaluateOptions, arguments, "evaluate")
+    _print_report(evaluate.run(options, _progress()))
+    return 0
+
+
+def _replay(arguments: Arguments) -> int:
+    from engine.entrypoints import replay
+
+    options = flat_options(replay.ReplayOptions, arguments, "replay")
+    _print_report(replay.run(options, _progress()))
+    return 0
+
+
+def _conformance(arguments: Arguments) -> int:
+    options = flat_options(ConformanceOptions, arguments, "conformance")
+    from engine.entrypoints.conformance import conformance_command
+
+    return conformance_command(
+        Path(options.golden),
+        backend=options.backend,
+        page_size=options.page_size,
+        piece_size=options.piece_size,
+    )
+
+
+def _print_report(report: msgspec.Struct) -> None:
+    print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+
+
+def _progress() -> Callable[[int, int], None] | None:
+    """A count on standard error, for people only."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        end = "\n" if done == total else ""
+        print(f"\r{done}/{total} requests ({done / max(1, total):.0%})", end=end, file=sys.stderr)
+
+    return show
+
+
+COMMANDS: dict[str, Command] = {
+    "serve": Command("Serve a model over HTTP.", _serve),
+    "evaluate": Command("Ranking quality of a model on a log, through the engine.", _evaluate),
+    "replay": Command("Replay a log as requests and account for every token.", _replay),
+    "conformance": Command("Hold golden files against this installation.", _conformance),
+}
+
+
+def _usage() -> str:
+    lines = [
+        f"mtserve {__version__}: inference for generative recommenders with tiered user state",
+        "",
+        "usage: mtserve COMMAND [OPTIONS]",
+        "",
+        *(f"  {name:<12} {command.help}" for name, command in COMMANDS.items()),
+        "",
+        "`mtserve COMMAND --help` lists a command's options.",
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(_usage())
+        return 0
+    if arguments and arguments[0] == "--version":
+        print(__version__)
+        return 0
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    if command is None:
+        unknown = f"mtserve: unknown command {arguments[0]!r}\n\n" if arguments else ""
+        print(unknown + _usage(), file=sys.stderr)
+        return EXIT_USAGE
+    if arguments[0] != "serve":
+        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        return command.run(_split_config(arguments[1:]))
+    except EngineError as error:
+        print(f"mtserve {arguments[0]}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,428 @@
+"""Open Inference Protocol v2, JSON: one request is one user, one body is one request.
+
+Inputs `user_id`, `history`, `history_<name>`, `candidates`, `candidate_<name>`, `context`;
+everything else is a parameter. Outputs are listed by `outputs_of`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from engine.entrypoints.protocol import (
+    UsageParameters,
+    decode_column,
+    decode_integers,
+    decode_json,
+    decode_numbers,
+    usage_parameters,
+)
+from engine.errors import InvalidRequest
+from engine.request_builder import build_request
+from engine.types import ModelInfo, Request, Response, Task
+
+
+class TensorParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of one input or output, of the binary tensor extension."""
+
+    binary_data_size: int | None = None
+    binary_data: bool | None = None
+
+
+class InferInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One input tensor; `data` is decoded by its datatype."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    parameters: TensorParameters = TensorParameters()
+
+
+class RequestedOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An output by name. `binary_data` is a wish; JSON is always an answer to it."""
+
+    name: str
+    parameters: TensorParameters = TensorParameters()
+
+
+class InferParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Request parameters. `timeout` (microseconds) is what public clients call `deadline_ms`."""
+
+    query_time: int | None = None
+    namespace: str = ""
+    task: Literal["rank", "retrieve"] | None = None
+    topk: int | None = None
+    exclude_history: bool = False
+    deadline_ms: float | None = None
+    timeout: int | None = None
+    priority: int = 0
+    cache: str = "use"
+    history_start: int = 0
+    ignore_extra: bool = False
+    binary_data_output: bool = False
+
+
+class InferBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of an infer request."""
+
+    inputs: list[InferInput]
+    id: str | None = None
+    parameters: InferParameters = InferParameters()
+    outputs: list[RequestedOutput] | None = None
+
+
+class OutputTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One output tensor, values row by row."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: list[Any]
+
+
+class InferAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Body of an answer."""
+
+    model_name: str
+    model_version: str
+    parameters: UsageParameters
+    outputs: list[OutputTensor]
+    id: str | None = None
+
+
+class InferCall(NamedTuple):
+    """An infer request, and what its answer must look like."""
+
+    request: Request
+    id: str | None
+    output_names: tuple[str, ...] | None
+
+
+_body_decoder = msgspec.json.Decoder(InferBody)
+_text_decoder = msgspec.json.Decoder(list[str])
+
+
+def decode_infer(body: bytes, *, request_id: str, arrival_s: float) -> InferCall:
+    """An infer body as a request. Raises InvalidRequest naming the input or parameter.
+
+    Args:
+        request_id: Used when the body has no `id`.
+        arrival_s: Monotonic seconds; deadlines count from here.
+    """
+    parsed = decode_json(_body_decoder, body, "the body")
+    inputs: dict[str, InferInput] = {}
+    for tensor in parsed.inputs:
+        if tensor.name in inputs:
+            raise InvalidRequest(f"input {tensor.name!r} is there twice: send it once")
+        inputs[tensor.name] = tensor
+    if "user_id" not in inputs:
+        raise InvalidRequest("input 'user_id' is missing: send BYTES [1] or INT64 [1]")
+    history: dict[str, np.ndarray] = {}
+    candidates: dict[str, np.ndarray] = {}
+    context = None
+    user_id: str | int = ""
+    for name, tensor in inputs.items():
+        match name.partition("_"):
+            case ("user", _, "id"):
+                user_id = _decode_user_id(tensor)
+            case ("history", "", ""):
+                history["item"] = _decode_int64(tensor)
+            case ("candidates", "", ""):
+                candidates["item"] = _decode_int64(tensor)
+            case ("context", "", ""):
+                context = _decode_int64(tensor)
+            case ("history", "_", feature) if feature and feature != "item":
+                history[feature] = _decode_feature(tensor)
+            case ("candidate", "_", feature) if feature and feature != "item":
+                candidates[feature] = _decode_feature(tensor)
+            case _:
+                raise InvalidRequest(
+                    f"input {name!r} is unknown: the inputs are user_id, history, history_<name>, "
+                    "candidates, candidate_<name> and context"
+                )
+    _require_items(history, "history", "history")
+    _require_items(candidates, "candidates", "candidate")
+    parameters = parsed.parameters
+    task = _task(parameters.task, has_candidates=bool(candidates))
+    if parameters.topk is not None and parameters.topk < 1:
+        raise InvalidRequest(f"topk is {parameters.topk}: give 1 or more", limit=1)
+    names = None if parsed.outputs is None else tuple(output.name for output in parsed.outputs)
+    _check_outputs(names, task, has_topk=parameters.topk is not None)
+    request = build_request(
+        task=task,
+        user_id=user_id,
+        history=history or None,
+        candidates=candidates or None,
+        context=context,
+        query_time=parameters.query_time,
+        namespace=parameters.namespace,
+        top_k=parameters.topk,
+        exclude_history=parameters.exclude_history,
+        return_user_embedding=names is not None and "user_embedding" in names,
+        deadline_ms=_deadline_ms(parameters),
+        priority=parameters.priority,
+        cache=parameters.cache,
+        history_start=parameters.history_start,
+        ignore_extra=parameters.ignore_extra,
+        request_id=parsed.id or request_id,
+        arrival_s=arrival_s,
+    )
+    return InferCall(request, parsed.id, names)
+
+
+def _task(task: str | None, *, has_candidates: bool) -> Task:
+    if task is None:
+        return Task.RANK if has_candidates else Task.RETRIEVE
+    return Task(task)
+
+
+def _deadline_ms(parameters: InferParameters) -> float | None:
+    if parameters.timeout is None:
+        return parameters.deadline_ms
+    timeout_ms = parameters.timeout / 1000.0
+    if parameters.deadline_ms is None:
+        return timeout_ms
+    return min(parameters.deadline_ms, timeout_ms)
+
+
+def _require_items(features: dict[str, np.ndarray], name: str, prefix: str) -> None:
+    if features and "item" not in features:
+        extra = next(iter(features))
+        raise InvalidRequest(f"input '{prefix}_{extra}' is there without '{name}': send both")
+
+
+def outputs_of(task: Task, *, has_topk: bool) -> tuple[str, ...]:
+    """Names of the outputs a task has, apart from `user_embedding`."""
+    if task is Task.RETRIEVE:
+        return ("items", "item_scores")
+    return ("scores", "items", "item_scores") if has_topk else ("scores",)
+
+
+def _check_outputs(names: tuple[str, ...] | None, task: Task, *, has_topk: bool) -> None:
+    known = (*outputs_of(task, has_topk=has_topk), "user_embedding")
+    for name in names or ():
+        if name not in known:
+            raise InvalidRequest(
+                f"output {name!r} is not there for {task.value}"
+                f"{' with topk' if has_topk and task is Task.RANK else ''}: "
+                f"the outputs are {', '.join(known)}"
+            )
+
+
+# Inputs
+
+
+def _raw_data(tensor: InferInput) -> msgspec.Raw:
+    if tensor.parameters.binary_data_size is not None or tensor.data is msgspec.UNSET:
+        raise InvalidRequest(
+            f"input {tensor.name!r} has no JSON data: binary tensors are not accepted, "
+            "send `data` (tritonclient: binary_data=False)"
+        )
+    return tensor.data
+
+
+def _decode_user_id(tensor: InferInput) -> str | int:
+    if tensor.datatype == "BYTES":
+        texts = decode_json(_text_decoder, _raw_data(tensor), "input 'user_id'")
+        _check_shape(tensor, len(texts))
+        _require_one(tensor)
+        return texts[0]
+    if tensor.datatype == "INT64":
+        numbers = decode_integers(_raw_data(tensor), "input 'user_id'")
+        _check_shape(tensor, numbers.size)
+        _require_one(tensor)
+        return int(numbers[0])
+    raise _wrong_datatype(tensor, "BYTES or INT64")
+
+
+def _require_one(tensor: InferInput) -> None:
+    if tensor.shape != [1]:
+        raise InvalidRequest(
+            f"input {tensor.name!r} has shape {tensor.shape}: send [1], one request is one user "
+            "(several users: POST /v1/rank)"
+        )
+
+
+def _decode_int64(tensor: InferInput) -> np.ndarray:
+    if tensor.datatype != "INT64":
+        raise _wrong_datatype(tensor, "INT64")
+    values = decode_integers(_raw_data(tensor), f"input {tensor.name!r}")
+    _check_shape(tensor, values.size)
+    if len(tensor.shape) != 1:
+        raise InvalidRequest(
+            f"input {tensor.name!r} has shape {tensor.shape}: send [n], one request is one user"
+        )
+    return values
+
+
+def _decode_feature(tensor: InferInput) -> np.ndarray:
+    field = f"input {tensor.name!r}"
+    if tensor.datatype == "INT64":
+        values = decode_column(_raw_data(tensor), field)
+        if values.dtype != np.int64:
+            raise InvalidRequest(f"{field} is INT64 but has fractions: send integers, or FP32")
+    elif tensor.datatype == "FP32":
+        values = decode_numbers(_raw_data(tensor), field)
+    else:
+        raise _wrong_datatype(tensor, "INT64 or FP32")
+    if values.ndim == 2 and list(values.shape) != tensor.shape:
+        raise InvalidRequest(
+            f"{field} has shape {tensor.shape} but its data has {list(values.shape)}"
+        )
+    _check_shape(tensor, values.size)
+    if len(tensor.shape) not in (1, 2):
+        raise InvalidRequest(f"{field} has shape {tensor.shape}: send [n] or [n, d]")
+    return values.reshape(tensor.shape)
+
+
+def _check_shape(tensor: InferInput, count: int) -> None:
+    if any(extent < 0 for extent in tensor.shape) or math.prod(tensor.shape) != count:
+        raise InvalidRequest(
+            f"input {tensor.name!r} has shape {tensor.shape} but {count} values: they must agree",
+            value=count,
+        )
+
+
+def _wrong_datatype(tensor: InferInput, expected: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"input {tensor.name!r} has datatype {tensor.datatype!r}: send {expected}"
+    )
+
+
+# Answers
+
+
+def encode_infer(call: InferCall, response: Response, model_name: str) -> InferAnswer:
+    """The answer's body: the outputs asked for, or all that the task has."""
+    request = call.request
+    names = call.output_names
+    if names is None:
+        names = outputs_of(request.task, has_topk=request.top_k is not None)
+    arrays = {
+        "scores": response.scores,
+        "items": response.items,
+        "item_scores": response.item_scores,
+        "user_embedding": response.user_embedding,
+    }
+    return InferAnswer(
+        model_name=model_name,
+        model_version=response.usage.weights_version,
+        id=call.id,
+        parameters=usage_parameters(response.usage),
+        outputs=[_output(name, array) for name in names if (array := arrays[name]) is not None],
+    )
+
+
+def _output(name: str, array: np.ndarray) -> OutputTensor:
+    return OutputTensor(
+        name=name,
+        datatype="INT64" if array.dtype == np.int64 else "FP32",
+        shape=list(array.shape),
+        data=array.ravel().tolist(),
+    )
+
+
+# Metadata
+
+
+class TensorMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """One input or output of the model; -1 stands for any extent."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """What this engine says about a model beyond the protocol."""
+
+    tasks: list[str]
+    score_names: list[str]
+    dtype: str
+    reuse: str
+    reuse_reason: str
+    backend: str
+    exactness: str
+    cache_tiers: str
+    max_history_events: int
+    max_history_tokens: int
+    max_batch_tokens: int
+    keep_stride: int
+    reads_query_time: bool
+    context_features: list[str]
+    is_random: bool
+
+
+class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to `GET /v2/models/{model}`."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+    parameters: ModelParameters
+
+
+def model_metadata(info: ModelInfo) -> ModelMetadata:
+    """Inputs, outputs, limits and reuse mode of a loaded model."""
+    inputs = [
+        TensorMetadata(name="user_id", datatype="BYTES", shape=[1]),
+        TensorMetadata(name="history", datatype="INT64", shape=[-1]),
+    ]
+    for feature in info.features:
+        if feature.name == "item":
+            continue
+        datatype = "FP32" if feature.dtype == "float32" else "INT64"
+        shape = [-1] if feature.dim == 0 else [-1, feature.dim]
+        for is_there, prefix in (
+            (feature.on_history, "history"),
+            (feature.on_candidates, "candidate"),
+        ):
+            if is_there:
+                inputs.append(
+                    TensorMetadata(name=f"{prefix}_{feature.name}", datatype=datatype, shape=shape)
+                )
+    if info.context_features:
+        inputs.append(
+            TensorMetadata(name="context", datatype="INT64", shape=[len(info.context_features)])
+        )
+    outputs = []
+    if Task.RANK in info.tasks:
+        inputs.append(TensorMetadata(name="candidates", datatype="INT64", shape=[-1]))
+        outputs.append(
+            TensorMetadata(name="scores", datatype="FP32", shape=[-1, len(info.score_names)])
+        )
+    outputs.append(TensorMetadata(name="items", datatype="INT64", shape=[-1]))
+    outputs.append(TensorMetadata(name="item_scores", datatype="FP32", shape=[-1]))
+    outputs.append(
+        TensorMetadata(name="user_embedding", datatype="FP32", shape=[info.embedding_dim])
+    )
+    return ModelMetadata(
+        name=info.name,
+        versions=[info.weights_version],
+        platform="mtserve",
+        inputs=inputs,
+        outputs=outputs,
+        parameters=ModelParameters(
+            tasks=[task.value for task in info.tasks],
+            score_names=list(info.score_names),
+            dtype=info.dtype,
+            reuse=info.reuse.value,
+            reuse_reason=info.reuse_reason,
+            backend=info.backend,
+            exactness=info.exactness,
+            cache_tiers=info.cache_tiers,
+            max_history_events=info.max_history_events,
+            max_history_tokens=info.max_history_tokens,
+            max_batch_tokens=info.max_batch_tokens,
+            keep_stride=info.keep_stride,
+            reads_query_time=info.reads_query_time,
+            context_features=list(info.context_features),
+            is_random=info.is_random,
+        ),
+    )

@@ -1,0 +1,156 @@
+"""What the wire formats share: errors as JSON, usage as parameters, decoding that names the field.
+
+`oip` and `native_api` turn bodies into `engine.types.Request` and responses into bodies; neither
+touches a socket.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from engine.errors import EngineError, InvalidRequest
+from engine.types import Int64Array, Usage
+
+T = TypeVar("T")
+
+_json = msgspec.json.Encoder()
+_integers = msgspec.json.Decoder(list[int])
+_integer_rows = msgspec.json.Decoder(list[list[int]])
+_numbers = msgspec.json.Decoder(list[float])
+_number_rows = msgspec.json.Decoder(list[list[float]])
+
+
+def to_json(body: object) -> bytes:
+    """A struct (or a dict of metadata) as JSON."""
+    return _json.encode(body)
+
+
+class UsageParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request's history came from and what it waited for; tokens and microseconds.
+
+    `device_tokens + host_tokens + computed_tokens == history_length`.
+    """
+
+    device_tokens: int
+    host_tokens: int
+    computed_tokens: int
+    history_length: int
+    base_length: int
+    fingerprint: str
+    weights_version: str
+    reuse: str
+    queue_us: int
+    onload_wait_us: int
+    run_us: int
+
+
+def usage_parameters(usage: Usage) -> UsageParameters:
+    """The part of `Usage` that is on the wire."""
+    return UsageParameters(
+        device_tokens=usage.device_tokens,
+        host_tokens=usage.host_tokens,
+        computed_tokens=usage.computed_tokens,
+        history_length=usage.history_length,
+        base_length=usage.base_length,
+        fingerprint=usage.fingerprint,
+        weights_version=usage.weights_version,
+        reuse=usage.reuse.value,
+        queue_us=usage.queue_us,
+        onload_wait_us=usage.onload_wait_us,
+        run_us=usage.run_us,
+    )
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error as JSON. `status` is given where the error is one of several results."""
+
+    error: str
+    code: str
+    limit: float | int | None = None
+    value: float | int | None = None
+    request_id: str | None = None
+    status: int | None = None
+
+
+def error_body(
+    error: EngineError, request_id: str | None = None, status: int | None = None
+) -> ErrorBody:
+    """The body that tells of an error."""
+    return ErrorBody(
+        error=error.message,
+        code=error.code,
+        limit=_whole(error.limit),
+        value=_whole(error.value),
+        request_id=request_id,
+        status=status,
+    )
+
+
+def _whole(number: float | None) -> float | int | None:
+    if number is not None and number == int(number):
+        return int(number)
+    return number
+
+
+def decode_json(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, what: str) -> T:
+    """The body as the decoder's type. Raises InvalidRequest saying where it is wrong."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{what}: {error}") from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"{what} is not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequest(f"{what} is nested too deeply") from None
+
+
+def decode_integers(raw: msgspec.Raw, field: str) -> Int64Array:
+    """A JSON array of integers as int64 [n]. Raises InvalidRequest."""
+    return _int64(decode_json(_integers, raw, field), field)
+
+
+def decode_column(raw: msgspec.Raw, field: str) -> np.ndarray[Any, Any]:
+    """A JSON array of numbers, or of rows of them: int64 if all are integers, else float32.
+
+    [n] or [n, d]. Raises InvalidRequest.
+    """
+    is_nested = bytes(raw).lstrip()[1:].lstrip()[:1] == b"["
+    try:
+        if is_nested:
+            return _int64(_integer_rows.decode(raw), field)
+        return _int64(_integers.decode(raw), field)
+    except msgspec.ValidationError:
+        return decode_numbers(raw, field)
+    except RecursionError:
+        raise InvalidRequest(f"{field} is nested too deeply") from None
+
+
+def decode_numbers(raw: msgspec.Raw, field: str) -> np.ndarray[Any, Any]:
+    """A JSON array of numbers, or of rows of them, as float32 [n] or [n, d]."""
+    is_nested = bytes(raw).lstrip()[1:].lstrip()[:1] == b"["
+    listed: list[float] | list[list[float]]
+    if is_nested:
+        listed = decode_json(_number_rows, raw, field)
+    else:
+        listed = decode_json(_numbers, raw, field)
+    try:
+        wide = np.array(listed, dtype=np.float64)
+    except ValueError:
+        raise InvalidRequest(f"{field} has rows of different lengths") from None
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float32)
+    if not np.isfinite(narrow).all():
+        raise InvalidRequest(f"{field} has values beyond the range of FP32")
+    return narrow
+
+
+def _int64(listed: list[int] | list[list[int]], field: str) -> Int64Array:
+    try:
+        return np.array(listed, dtype=np.int64)
+    except OverflowError:
+        raise InvalidRequest(f"{field} has a value that does not fit in 64 bits") from None
+    except ValueError:
+        raise InvalidRequest(f"{field} has rows of different lengths") from None

@@ -1,0 +1,261 @@
+"""A trained recommender, served with tiered user state: `make demo`.
+
+    fetch MovieLens-100K -> train a small HSTU -> save a model directory -> evaluate it through the
+    engine with the cache off, on the device only, and tiered -> start the real server in each of
+    the three modes -> replay real users' requests against it -> print what it was worth
+
+`--short` runs the same path with less training and fewer requests.
+
+MovieLens users rated in one sitting each, one user after the other, while the users of a live
+service come at the same time. So by default the replay lets all users advance together (request k
+of a user's n is sent at k/n of the replay); `--log-order` keeps the log's own order. Before the
+clock starts, every user's history so far is sent once: what is measured is the steady state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from data import DEFAULT_CACHE, fetch
+from server import Replayed, UserRequest, replay, serving
+from tqdm import tqdm
+from train import Quality, TrainOptions, export, measure, train
+
+from engine.config import CacheConfig, EngineConfig
+from engine.entrypoints import evaluate
+from engine.entrypoints.logs import (
+    InteractionLog,
+    TraceRequest,
+    UserEvents,
+    by_user,
+    k_core,
+    read_log,
+    trace_requests,
+)
+
+MODES = ("off", "device", "tiered")
+MIN_COUNT = 5
+WINDOW_S = 60
+# Histories are short here (median 65 events): small pages and chunks, and a device pool that
+# holds about a tenth of the users' state, so that the host tier has work to do.
+PAGE_SIZE, CHUNK_SIZE, DEVICE_PAGES, HOST_BYTES = 8, 64, 1200, 1 << 28
+# Scores are equal in every bit, unless the processor has no bit-stable matrix products (the server
+# says so at start).
+TOLERANCE = 1e-5
+
+
+class Arguments(NamedTuple):
+    short: bool
+    log_order: bool
+    requests: int
+    workers: int
+    epochs: int
+    threads: int
+
+
+class Workload(NamedTuple):
+    """What is sent to the server: the warm-up, then the measured requests."""
+
+    warm_up: list[UserRequest]
+    measured: list[UserRequest]
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
+    path = fetch()
+    log = k_core(read_log(path), MIN_COUNT)
+    users = by_user(log)
+    print(f"MovieLens-100K: {log.num_events} ratings of {len(users)} users, {MIN_COUNT}-core")
+    model = DEFAULT_CACHE / ("model-short" if arguments.short else "model")
+    trained = train_and_save(users, model, arguments)
+    evaluated = {mode: evaluate_mode(mode, model, path) for mode in MODES}
+    workload = make_workload(log, users, arguments)
+    replayed = {mode: replay_mode(mode, model, workload, arguments) for mode in MODES}
+    print_report(trained, evaluated, replayed, arguments)
+    check(trained, evaluated, replayed)
+
+
+def parse_arguments() -> Arguments:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--short", action="store_true", help="less training, fewer requests")
+    parser.add_argument("--log-order", action="store_true", help="replay in the log's own order")
+    parser.add_argument("--requests", type=int, help="requests measured (6000; 300 with --short)")
+    parser.add_argument("--workers", type=int, default=8, help="connections of the replay (8)")
+    parser.add_argument("--epochs", type=int, help="passes over the log (16; 2 with --short)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of training (1)")
+    given = parser.parse_args()
+    return Arguments(
+        short=given.short,
+        log_order=given.log_order,
+        requests=given.requests or (300 if given.short else 6000),
+        workers=given.workers,
+        epochs=given.epochs or (2 if given.short else TrainOptions().epochs),
+        threads=given.threads,
+    )
+
+
+def train_and_save(users: list[UserEvents], model: Path, arguments: Arguments) -> Quality:
+    """Train, write the model directory, and measure the training model itself."""
+    options = TrainOptions(epochs=arguments.epochs)
+    started_s = time.monotonic()
+    with tqdm(total=options.epochs, desc="train", unit="epoch") as bar:
+
+        def on_epoch(_: int, loss: float) -> None:
+            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+            bar.update()
+
+        recommender, sequences = train(users, options, on_epoch)
+    quality = measure(recommender, sequences, on_validation=False)
+    export(recommender, sequences, model)
+    print(
+        f"trained in {time.monotonic() - started_s:.0f} s (seed {options.seed}, "
+        f"{arguments.threads} thread): HR@10 {quality.hr_at_10:.4f} by the training code; "
+        f"model directory {model}"
+    )
+    return quality
+
+
+def evaluate_mode(mode: str, model: Path, path: Path) -> evaluate.EvaluateReport:
+    """`mtserve evaluate` in this process."""
+    options = evaluate.EvaluateOptions(
+        model=str(model),
+        data=str(path),
+        cache=mode,
+        min_count=MIN_COUNT,
+        device_pages=DEVICE_PAGES,
+        page_size=PAGE_SIZE,
+        chunk_size=CHUNK_SIZE,
+        host_bytes=HOST_BYTES,
+    )
+    with tqdm(desc=f"evaluate, cache {mode}", unit="req") as bar:
+
+        def on_progress(answered: int, total: int) -> None:
+            bar.total = total
+            bar.update(answered - bar.n)
+
+        return evaluate.run(options, on_progress)
+
+
+def make_workload(log: InteractionLog, users: list[UserEvents], arguments: Arguments) -> Workload:
+    """The last requests of the log (or of all users advancing together), and a warm-up with the
+    history each of their users had before."""
+    requests = trace_requests(log, WINDOW_S)
+    if not arguments.log_order:
+        requests = all_together(requests)
+    before, measured = requests[: -arguments.requests], requests[-arguments.requests :]
+    active = {request.user for request in measured}
+    known = {request.user: request.length for request in before if request.user in active}
+    return Workload(
+        warm_up=[user_request(users[user], length) for user, length in known.items()],
+        measured=[user_request(users[user], length) for user, length, _ in measured],
+    )
+
+
+def all_together(requests: list[TraceRequest]) -> list[TraceRequest]:
+    """The same requests with all users advancing at the same pace from first to last."""
+    counts = Counter(request.user for request in requests)
+    sent: Counter[int] = Counter()
+    keys = []
+    for request in requests:
+        sent[request.user] += 1
+        keys.append(sent[request.user] / counts[request.user])
+    return [requests[index] for index in np.argsort(keys, kind="stable")]
+
+
+def user_request(user: UserEvents, length: int) -> UserRequest:
+    return UserRequest(user.user_id, user.items[:length].tolist())
+
+
+def replay_mode(mode: str, model: Path, workload: Workload, arguments: Arguments) -> Replayed:
+    """Start the server in one cache mode, warm it up, and replay the measured requests."""
+    config = EngineConfig(
+        cache=CacheConfig(
+            tiers=mode,
+            device_pages=DEVICE_PAGES,
+            page_size=PAGE_SIZE,
+            chunk_size=CHUNK_SIZE,
+            host_bytes=HOST_BYTES,
+        )
+    )
+    with serving(model, config, DEFAULT_CACHE) as port:
+        for phase, requests in (("warm up", workload.warm_up), ("replay", workload.measured)):
+            with tqdm(total=len(requests), desc=f"{phase}, cache {mode}", unit="req") as bar:
+                replayed = replay(port, requests, arguments.workers, bar.update)
+    return replayed
+
+
+def print_report(
+    trained: Quality,
+    evaluated: dict[str, evaluate.EvaluateReport],
+    replayed: dict[str, Replayed],
+    arguments: Arguments,
+) -> None:
+    order = "in the log's order" if arguments.log_order else "all users together"
+    print()
+    print(
+        f"{evaluated['off'].num_users} users ranked over the whole catalogue through the engine; "
+        f"{len(replayed['off'].answers)} requests sent to the server ({order}, "
+        f"{arguments.workers} connections)"
+    )
+    titles = ("HR@10", "NDCG@10", "hits", "device", "host", "computed", "p50 ms", "p99 ms", "req/s")
+    header = f"{'cache':7}" + "".join(f"{title:>9}" for title in titles) + "  speed-up"
+    print(header)
+    print("-" * len(header))
+    recomputed = replayed["off"]
+    for mode in MODES:
+        quality, answers = evaluated[mode], replayed[mode]
+        p50, p99 = 1e3 * np.percentile(answers.latencies_s, [50, 99])
+        device, host = answers.device / answers.history, answers.host / answers.history
+        print(
+            f"{mode:7}{quality.hr_at_10:9.4f}{quality.ndcg_at_10:9.4f}{quality.num_hits:9d}"
+            f"{device:9.1%}{host:9.1%}{1 - device - host:9.1%}{p50:9.2f}{p99:9.2f}"
+            f"{len(answers.answers) / answers.duration_s:9.0f}"
+            f"{recomputed.duration_s / answers.duration_s:9.2f}x"
+        )
+    tiered = replayed["tiered"]
+    medians = [float(np.median(mode.latencies_s)) for mode in (recomputed, tiered)]
+    same = sum(a == b for a, b in zip(recomputed.answers, tiered.answers, strict=True))
+    print(
+        "hits: users whose held-out film is among the first ten (the training code itself found "
+        f"{trained.num_hits}).\n"
+        "device, host, computed: where the history tokens of the replay came from.\n"
+        "speed-up: requests per second over recomputing (cache off), same requests, this run.\n"
+        f"Tiered against recomputing: {recomputed.duration_s / tiered.duration_s:.2f} x the "
+        f"requests per second, {medians[0] / medians[1]:.2f} x faster at the median; "
+        f"{same} of {len(tiered.answers)} answers equal in every bit."
+    )
+
+
+def check(
+    trained: Quality,
+    evaluated: dict[str, evaluate.EvaluateReport],
+    replayed: dict[str, Replayed],
+) -> None:
+    """The promise: a cache changes no answer. Ends the program with an error if it did."""
+    hits = {mode: report.num_hits for mode, report in evaluated.items()}
+    if len(set(hits.values())) != 1:
+        raise SystemExit(f"the hits differ between cache modes: {hits}")
+    if abs(hits["off"] - trained.num_hits) > 2:
+        raise SystemExit(
+            f"the engine found {hits['off']} hits, the training code {trained.num_hits}"
+        )
+    for mode in MODES[1:]:
+        pairs = zip(replayed["off"].answers, replayed[mode].answers, strict=True)
+        for recomputed, cached in pairs:
+            if recomputed.items != cached.items or not np.allclose(
+                recomputed.scores, cached.scores, rtol=0, atol=TOLERANCE
+            ):
+                raise SystemExit(f"cache {mode} answered {cached}, recomputed: {recomputed}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,636 @@
+"""The block manager against a small model: whatever happens, no table holds a wrong row.
+
+There are no bytes. Every page slot and every host slot carries a tag instead: the user and the
+tokens that its K/V row would be a function of. Steps and copies write tags where the engine would
+write rows, also half-written and garbage ones; a block table is good when every row it promises
+carries the right tag. Set BLOCK_MANAGER_EXAMPLES for a long run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from engine.block_manager.fingerprint import HashChain
+from engine.block_manager.manager import BlockManager
+from engine.block_manager.reservation import ForgetTicket, Reservation
+from engine.block_manager.user_state import UserKey
+from engine.errors import InvariantError
+from engine.metrics import Metrics
+from engine.testing.fakes import FakeClock, ManualCopyEngine
+from engine.testing.oracle import Oracle
+from engine.transfer.jobs import CopyJob, Direction
+
+LONG_RUN = int(os.environ.get("BLOCK_MANAGER_EXAMPLES", "0"))
+SETTINGS = settings(
+    max_examples=LONG_RUN or 120,
+    stateful_step_count=60,
+    derandomize=LONG_RUN == 0,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+Tokens = list[int]
+Tag = tuple[UserKey, tuple[int, ...]]
+GARBAGE = None
+
+KEYS = (
+    UserKey("", "a", "v1"),
+    UserKey("", "a", "v2"),
+    UserKey("", "b", "v1"),
+    UserKey("shop", "a", "v1"),
+    UserKey("", "a", "v1", private_to=7),
+)
+keys = st.sampled_from(KEYS)
+
+
+class Act(Enum):
+    """How a user's history changes from one request to the next."""
+
+    APPEND = "append"
+    EDIT = "edit"
+    CUT = "cut"
+    GO_BACK = "go back"
+
+
+acts = st.sampled_from([Act.APPEND, Act.APPEND, Act.APPEND, Act.EDIT, Act.CUT, Act.GO_BACK])
+
+
+def chain_of(tokens: Sequence[int], key: UserKey, page_size: int) -> HashChain:
+    records = np.array(tokens, dtype=np.int64).reshape(len(tokens), 1)
+    return HashChain.from_records(records, key.weights_version.encode(), page_size)
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    return next(
+        (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
+        min(len(left), len(right)),
+    )
+
+
+class Expected(NamedTuple):
+    matched: int
+    is_prefix: bool
+    diverges: bool
+
+
+def expected_match(known: Sequence[int], history: Sequence[int], page_size: int) -> Expected:
+    """What a look-up must find, from the tokens themselves."""
+    common = common_prefix(known, history)
+    if common == len(known):
+        return Expected(common, False, False)
+    boundary = common // page_size * page_size
+    if len(history) < len(known) and boundary == len(history) // page_size * page_size:
+        return Expected(boundary, True, False)
+    return Expected(boundary, False, True)
+
+
+class Piece(NamedTuple):
+    """An open reservation and the history it belongs to."""
+
+    reservation: Reservation
+    history: Tokens
+
+
+class Shadow:
+    """What the bytes would be: tags by page slot and by host slot."""
+
+    def __init__(self, num_pages: int, num_host_slots: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.pages = [[GARBAGE] * page_size for _ in range(num_pages)]
+        self.host = [[GARBAGE] * page_size for _ in range(num_host_slots)]
+        self.read_at_start: dict[CopyJob, list[list[Tag | None]]] = {}
+
+    def poison(self, pages: np.ndarray) -> None:
+        for page in pages:
+            self.pages[int(page)][:] = [GARBAGE] * self.page_size
+
+    def row(self, table: np.ndarray, index: int) -> Tag | None:
+        return self.pages[int(table[index // self.page_size])][index % self.page_size]
+
+    def write_row(self, table: np.ndarray, index: int, tag: Tag) -> None:
+        self.pages[int(table[index // self.page_size])][index % self.page_size] = tag
+
+    def _sides(self, job: CopyJob) -> tuple[list[list[Tag | None]], list[list[Tag | None]]]:
+        pages = [self.pages[int(page)] for page in job.pages]
+        slots = [self.host[int(slot)] for slot in job.host_slots]
+        return (slots, pages) if job.direction is Direction.ONLOAD else (pages, slots)
+
+    def start(self, job: CopyJob) -> None:
+        """From now on the destination may hold anything."""
+        source, destination = self._sides(job)
+        self.read_at_start[job] = [list(tags) for tags in source]
+        for tags in destination:
+            tags[:] = [GARBAGE] * self.page_size
+
+    def copy(self, job: CopyJob, first: int, last: int) -> None:
+        """Pages [first, last) arrive; a source that changed meanwhile arrives torn."""
+        source, destination = self._sides(job)
+        for i in range(first, last):
+            same = source[i] == self.read_at_start[job][i]
+            destination[i][:] = source[i] if same else [GARBAGE] * self.page_size
+
+
+class BlockManagerMachine(RuleBasedStateMachine):
+    """Requests, copies and removals in any order, on tiny pools."""
+
+    @initialize(
+        num_pages=st.integers(2, 10),
+        page_size=st.integers(1, 4),
+        num_chunks=st.integers(0, 5),
+        pages_per_chunk=st.integers(1, 3),
+    )
+    def build(self, num_pages: int, page_size: int, num_chunks: int, pages_per_chunk: int) -> None:
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self.pages_per_chunk = pages_per_chunk
+        self.copies = ManualCopyEngine(is_automatic=False, clock=FakeClock())
+        self.metrics = Metrics()
+        self.shadow = Shadow(num_pages, num_chunks * pages_per_chunk, page_size)
+        self.manager = BlockManager(
+            num_pages=num_pages,
+            page_size=page_size,
+            num_chunks=num_chunks,
+            pages_per_chunk=pages_per_chunk,
+            copies=self.copies,
+            metrics=self.metrics,
+            page_bytes_all_layers=64,
+            clock=FakeClock(),
+            on_pages_freed=self.shadow.poison,
+        )
+        self.known: dict[UserKey, Tokens] = {}
+        self.sent: dict[UserKey, list[Tokens]] = {}
+        self.open: list[Piece] = []
+        self.done: dict[CopyJob, int] = {}
+        self.failed: set[CopyJob] = set()
+        self.finished: set[CopyJob] = set()
+        self.tickets: list[tuple[ForgetTicket, tuple[str, str], set[Reservation]]] = []
+        self.next_token = 1
+
+    # Requests.
+
+    @rule(key=keys, act=acts, amount=st.integers(0, 9), rows=st.integers(0, 12))
+    def plan(self, key: UserKey, act: Act, amount: int, rows: int) -> None:
+        self._request(key, self._history(key, act, amount), rows)
+
+    @rule(key=keys, act=acts, amount=st.integers(0, 9))
+    def serve(self, key: UserKey, act: Act, amount: int) -> None:
+        """A whole request: planned, run and committed, if it can be had now."""
+        if self._request(key, self._history(key, act, amount), 99):
+            self._commit(len(self.open) - 1)
+
+    def _history(self, key: UserKey, act: Act, amount: int) -> Tokens:
+        earlier = self.sent.get(key) or [[]]
+        history = list(earlier[-1])
+        if act is Act.APPEND:
+            return history + self._new_tokens(amount)
+        if act is Act.EDIT:
+            if history:
+                history[-1 - amount % len(history)] = self._new_tokens(1)[0]
+            return history
+        if act is Act.CUT:
+            return history[: len(history) - amount % (len(history) + 1)]
+        return list(earlier[max(0, len(earlier) - 1 - amount)])
+
+    def _latest(self, key: UserKey) -> Tokens:
+        return self.sent[key][-1] if self.sent.get(key) else []
+
+    def _new_tokens(self, count: int) -> Tokens:
+        first = self.next_token
+        self.next_token += count
+        return list(range(first, first + count))
+
+    def _request(self, key: UserKey, history: Tokens, rows: int) -> bool:
+        """Plan one piece of at most `rows` new rows. True: it is open."""
+        pieces = [piece.reservation for piece in self.open]
+        if any(other.key == key and self._is_current(other) for other in pieces):
+            with pytest.raises(InvariantError, match="in flight"):
+                self._reserve(key, history, len(history))
+            return False
+        if not self.manager.fits(len(history)):
+            return False
+        if self._latest(key) != history:
+            self.sent.setdefault(key, []).append(history)
+        known = self._known_tokens(key)
+        expected = expected_match(known, history, self.page_size)
+        view = self.manager.user(key)
+        before = self.manager.usage()
+        stop = min(len(history), expected.matched + rows)
+        if expected.is_prefix:
+            stop = len(history)
+        assert self.manager.lookup(key, chain_of(history, key, self.page_size)).matched == (
+            expected.matched
+        )
+        reservation = self._reserve(key, history, stop)
+        if expected.diverges:
+            self.known[key] = known[: expected.matched]
+            event("diverged")
+        if reservation is None:
+            event("no space")
+            after = self.manager.usage()
+            assert after.num_reservations == before.num_reservations
+            assert after.pages_used <= before.pages_used
+            assert before.num_reservations or before.num_copies, "nobody holds what is missing"
+            return False
+        lookup = reservation.lookup
+        device_len = 0 if view is None else view.device_len
+        assert (lookup.matched, lookup.is_prefix) == (expected.matched, expected.is_prefix)
+        assert lookup.device_hit == min(expected.matched, device_len)
+        assert lookup.device_hit + lookup.host_hit == expected.matched
+        assert reservation.start == min(expected.matched, stop)
+        assert reservation.stop == stop
+        assert len(reservation.block_table) == -(-stop // self.page_size)
+        assert reservation.is_private == (expected.is_prefix and stop > expected.matched)
+        self._opened(reservation, history)
+        return True
+
+    def _reserve(self, key: UserKey, history: Tokens, stop: int) -> Reservation | None:
+        protected = {piece.reservation.key for piece in self.open}
+        chain = chain_of(history, key, self.page_size)
+        return self.manager.reserve(key, chain, stop=stop, protected=protected)
+
+    def _opened(self, reservation: Reservation, history: Tokens) -> None:
+        self.open.append(Piece(reservation, history))
+        if reservation.onload is not None:
+            self._submit(reservation.onload)
+            event("onload")
+
+    @rule(key=keys, max_pages=st.integers(1, 4))
+    def prefetch(self, key: UserKey, max_pages: int) -> None:
+        free = self.manager.usage().pages_free
+        reservation = self.manager.reserve_resident(key, max_pages=max_pages)
+        if reservation is not None:
+            assert reservation.onload is not None
+            assert reservation.onload.num_pages <= min(free, max_pages)
+            assert reservation.start == reservation.stop
+            self._opened(reservation, self._known_tokens(key))
+
+    # The ends of pieces.
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 9))
+    def commit(self, which: int) -> None:
+        self._commit(which)
+
+    def _commit(self, which: int) -> None:
+        piece = self._take_ready(which)
+        if piece is None:
+            return
+        self._run(piece)
+        reservation = piece.reservation
+        key = reservation.key
+        is_current = self._is_current(reservation)
+        offload = self.manager.commit(reservation)
+        if not is_current:
+            assert offload is None, "a forgotten user's rows were handed to offload"
+            event("commit of a detached state")
+        elif not reservation.is_private:
+            known = self._known_tokens(key)
+            if reservation.stop > len(known):
+                self.known[key] = piece.history[: reservation.stop]
+        if offload is not None:
+            self._submit(offload)
+        with pytest.raises(InvariantError, match="ended twice"):
+            self.manager.commit(reservation)
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 9), how=st.sampled_from(["planned", "run", "missed"]))
+    def give_up(self, which: int, how: str) -> None:
+        if how == "missed":
+            self._miss(which)
+        else:
+            self._abort(which, has_run=how == "run")
+
+    def _abort(self, which: int, *, has_run: bool) -> None:
+        """A piece is dropped before its step, or its step fails after writing its rows."""
+        if has_run:
+            piece = self._take_ready(which)
+            if piece is None:
+                return
+            self._run(piece)
+        else:
+            piece = self.open.pop(which % len(self.open))
+        self.manager.release(piece.reservation, onload_failed=False)
+        event("abort")
+
+    def _miss(self, which: int) -> None:
+        """An onload failed, or did not come in time; the job may go on."""
+        pieces = [piece for piece in self.open if piece.reservation.onload is not None]
+        if not pieces:
+            return
+        piece = pieces[which % len(pieces)]
+        self.open.remove(piece)
+        job = piece.reservation.onload
+        assert job is not None
+        self._write_rows(piece, is_garbage=True)
+        self.manager.release(piece.reservation, onload_failed=True)
+        view = self.manager.user(piece.reservation.key)
+        if view is not None and piece.reservation.state.is_attached:
+            assert view.host_len <= job.first_page * self.page_size
+        event("failed or late onload")
+
+    def _is_current(self, reservation: Reservation) -> bool:
+        return self.manager._tiers.states.get(reservation.key) is reservation.state
+
+    def _take_ready(self, which: int) -> Piece | None:
+        """An open piece whose onload, if any, is brought to its end."""
+        piece = self.open[which % len(self.open)]
+        job = piece.reservation.onload
+        if job is not None:
+            while job not in self.finished and job not in self.failed:
+                self._move_on(Direction.ONLOAD)
+            if job in self.failed:
+                return None
+        self.open.remove(piece)
+        return piece
+
+    def _run(self, piece: Piece) -> None:
+        """The step: every row it reads must be right, and it writes only what nobody touches."""
+        reservation = piece.reservation
+        touched = {int(page) for job in self._in_flight() for page in job.pages}
+        first = reservation.start // self.page_size
+        if reservation.start < reservation.stop:
+            written = {int(page) for page in reservation.block_table[first:]}
+            assert not written & touched, "a step writes a page that a copy touches"
+        self._check_rows(piece, reservation.start)
+        self._write_rows(piece, is_garbage=False)
+        self._check_rows(piece, reservation.stop)
+
+    def _write_rows(self, piece: Piece, *, is_garbage: bool) -> None:
+        reservation = piece.reservation
+        for i in range(reservation.start, reservation.stop):
+            tag = (reservation.key, (-1,) if is_garbage else tuple(piece.history[: i + 1]))
+            self.shadow.write_row(reservation.block_table, i, tag)
+
+    def _check_rows(self, piece: Piece, end: int) -> None:
+        reservation = piece.reservation
+        for i in range(end):
+            tag = self.shadow.row(reservation.block_table, i)
+            assert tag == (reservation.key, tuple(piece.history[: i + 1])), f"row {i} is {tag}"
+
+    # Copies: one worker a direction, jobs in order; news may come late.
+
+    def _submit(self, job: CopyJob) -> None:
+        self.copies.submit(job)
+        self.done[job] = 0
+
+    def _in_flight(self) -> list[CopyJob]:
+        """Jobs that may touch bytes, or whose end the manager has not heard of."""
+        live = {*self.copies.queued, *self.copies.started, *self.finished, *self.failed}
+        return [job for job in self.done if job in live]
+
+    def _current(self, direction: Direction) -> CopyJob | None:
+        return next((job for job in self.copies.started if job.direction is direction), None)
+
+    def _move_on(self, direction: Direction) -> None:
+        """The worker of a direction starts its next job, or ends the one it has."""
+        job = self._current(direction)
+        if job is None:
+            queue = deque(job for job in self.copies.queued if job.direction is direction)
+            if queue:
+                self.shadow.start(queue[0])
+                self.copies.start(queue[0])
+            return
+        self.shadow.copy(job, self.done[job], job.num_pages)
+        self.copies.finish(job)
+        self.finished.add(job)
+
+    @rule(direction=st.sampled_from(Direction), moves=st.integers(1, 4))
+    def copy(self, direction: Direction, moves: int) -> None:
+        for _ in range(moves):
+            self._move_on(direction)
+
+    @rule(pages=st.integers(1, 3))
+    def copy_some_pages(self, pages: int) -> None:
+        job = self._current(Direction.OFFLOAD)
+        if job is not None and self.done[job] + pages < job.num_pages:
+            self.shadow.copy(job, self.done[job], self.done[job] + pages)
+            self.done[job] += pages
+            self.copies.advance(job, self.done[job])
+            event("offload in part")
+
+    @rule(direction=st.sampled_from(Direction), pages=st.integers(0, 3))
+    def fail_copy(self, direction: Direction, pages: int) -> None:
+        job = self._current(direction)
+        if job is None:
+            return
+        if direction is Direction.OFFLOAD:
+            pages_done = max(self.done[job], min(job.num_pages - 1, self.done[job] + pages))
+            self.shadow.copy(job, self.done[job], pages_done)
+        else:
+            pages_done = 0
+        self.copies.fail(job, pages_done=pages_done)
+        self.failed.add(job)
+        event(f"failed {direction.value}")
+
+    @rule()
+    def poll(self) -> None:
+        for progress in self.copies.poll():
+            self.manager.copy_progress(progress)
+            if progress.is_finished:
+                del self.done[progress.job]
+
+    @rule()
+    def let_all_copies_end(self) -> None:
+        while self.copies.queued or self.copies.started:
+            self._move_on(Direction.ONLOAD)
+            self._move_on(Direction.OFFLOAD)
+        self.poll()
+
+    # Removals.
+
+    @rule(key=keys, how=st.sampled_from(["refresh", "drop", "forget"]))
+    def remove(self, key: UserKey, how: str) -> None:
+        if how == "forget":
+            self._forget(key)
+            return
+        (self.manager.refresh if how == "refresh" else self.manager.drop)(key)
+        assert self.manager.user(key) is None
+        self.known.pop(key, None)
+
+    def _forget(self, key: UserKey) -> None:
+        user = key[:2]
+        views = [self.manager.user(other) for other in KEYS if other[:2] == user]
+        ticket = self.manager.forget(user)
+        assert ticket.device_tokens == sum(view.device_len for view in views if view)
+        assert ticket.host_tokens == sum(view.host_len for view in views if view)
+        for other in KEYS:
+            if other[:2] == user:
+                assert self.manager.user(other) is None
+                self.known.pop(other, None)
+        holders = {piece.reservation for piece in self.open if piece.reservation.key[:2] == user}
+        self.tickets.append((ticket, user, holders))
+
+    # What must hold after every rule.
+
+    @invariant()
+    def bookkeeping_adds_up(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        assert self.manager.usage().num_copies == len(self._in_flight())
+        self.manager.check_invariants(idle=False)
+
+    @invariant()
+    def every_promised_row_is_right(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        for key, state in self.manager._tiers.states.items():
+            known = self._known_tokens(key)
+            if known:
+                fingerprint = chain_of(known, key, self.page_size).at(len(known))
+                view = self.manager.user(key)
+                assert view is not None
+                assert view.fingerprint == fingerprint
+            for i in range(state.device_len):
+                tag = self.shadow.row(state.pages, i)
+                assert tag == (key, tuple(known[: i + 1])), f"device row {i} of {key} is {tag}"
+            for i in range(state.host_len):
+                page, offset = divmod(i, self.page_size)
+                chunk, within = divmod(page, self.pages_per_chunk)
+                slot = int(state.chunks[chunk]) * self.pages_per_chunk + within
+                tag = self.shadow.host[slot][offset]
+                assert tag == (key, tuple(known[: i + 1])), f"host row {i} of {key} is {tag}"
+
+    @invariant()
+    def forgets_end_when_nothing_touches_the_bytes(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        for ticket, user, holders in self.tickets:
+            held = any(piece.reservation in holders for piece in self.open)
+            copying = any(
+                job.owner in ticket.states and job.owner.key[:2] == user
+                for job in self._in_flight()
+            )
+            assert ticket.is_done() == (not held and not copying)
+
+    def _known_tokens(self, key: UserKey) -> Tokens:
+        """The tokens of the state: what was committed, as far as any tier still has it."""
+        view = self.manager.user(key)
+        return self.known.get(key, [])[: view.length if view else 0]
+
+    def teardown(self) -> None:
+        """Everything ends; nothing may be left behind."""
+        if not hasattr(self, "manager"):
+            return
+        self.let_all_copies_end()
+        while self.open:
+            self.manager.release(self.open.pop().reservation, onload_failed=False)
+        self.manager.check_invariants(idle=True)
+        self.every_promised_row_is_right()
+        for key in KEYS:
+            assert self.manager.forget(key[:2]).is_done()
+        usage = self.manager.usage()
+        assert (usage.pages_used, usage.chunks_used, usage.num_users) == (0, 0, 0)
+
+
+TestBlockManager = BlockManagerMachine.TestCase
+TestBlockManager.settings = SETTINGS
+
+
+@st.composite
+def request_logs(draw: st.DrawFn) -> list[tuple[int, Tokens]]:
+    """Requests of a few users: growing, shrinking, edited, gone back, now and then too long."""
+    log: list[tuple[int, Tokens]] = []
+    histories: dict[int, list[Tokens]] = {}
+    token = 0
+    for _ in range(draw(st.integers(1, 40))):
+        user = draw(st.integers(0, 5))
+        earlier = histories.setdefault(user, [[]])
+        history = list(earlier[-1])
+        act = draw(st.sampled_from(["append", "append", "append", "edit", "cut", "back"]))
+        if act == "edit" and history:
+            token += 1
+            history[draw(st.integers(0, len(history) - 1))] = token
+        elif act == "cut":
+            history = history[: draw(st.integers(0, len(history)))]
+        elif act == "back":
+            history = list(draw(st.sampled_from(earlier)))
+        grow = draw(st.integers(0, 9)) if act != "back" else 0
+        history += range(token + 1, token + 1 + grow)
+        token += grow
+        earlier.append(history)
+        log.append((user, history))
+    return log
+
+
+@settings(SETTINGS, max_examples=LONG_RUN or 300)
+@given(
+    log=request_logs(),
+    num_pages=st.integers(1, 14),
+    page_size=st.integers(1, 4),
+    num_chunks=st.integers(0, 9),
+    pages_per_chunk=st.integers(1, 3),
+)
+def test_tokens_by_tier_equal_the_oracle_one_request_at_a_time(
+    log: list[tuple[int, Tokens]],
+    num_pages: int,
+    page_size: int,
+    num_chunks: int,
+    pages_per_chunk: int,
+) -> None:
+    oracle = Oracle(
+        num_pages=num_pages,
+        page_size=page_size,
+        num_chunks=num_chunks,
+        pages_per_chunk=pages_per_chunk,
+    )
+    copies = ManualCopyEngine()
+    metrics = Metrics()
+    manager = BlockManager(
+        num_pages=num_pages,
+        page_size=page_size,
+        num_chunks=num_chunks,
+        pages_per_chunk=pages_per_chunk,
+        copies=copies,
+        metrics=metrics,
+        page_bytes_all_layers=1,
+        clock=FakeClock(),
+    )
+    for user, history in log:
+        key = UserKey("", str(user), "v1")
+        expected = oracle.request(user, history)
+        if not manager.fits(len(history)):
+            assert expected == (0, 0, len(history))
+            continue
+        chain = chain_of(history, key, page_size)
+        reservation = manager.reserve(key, chain, stop=len(history), protected={key})
+        assert reservation is not None, "one request at a time always fits"
+        found = reservation.lookup
+        computed = len(history) - reservation.start
+        assert (found.device_hit, found.host_hit, computed) == expected
+        jobs = [reservation.onload, manager.commit(reservation)]
+        for job in jobs:
+            if job is not None:
+                copies.submit(job)
+        for progress in copies.poll():
+            manager.copy_progress(progress)
+        manager.check_invariants(idle=True)
+        for other in range(6):
+            view = manager.user(UserKey("", str(other), "v1"))
+            lengths = (view.device_len, view.host_len) if view else (0, 0)
+            assert lengths == (oracle.device_len(other), oracle.host_len(other))
+        usage = manager.usage()
+        assert usage.pages_used == oracle.pages_in_use
+        assert usage.chunks_used == oracle.chunks_in_use
+    totals = oracle.totals
+    assert metrics.value("evicted_pages_total", "device", "space") == totals.evicted_pages
+    assert metrics.value("evicted_pages_total", "host", "space") == totals.evicted_host_pages
+    assert metrics.value("dropped_tokens_total") == totals.dropped_tokens
+    assert metrics.value("offload_skipped_total") == totals.offloads_skipped
+    assert metrics.value("copy_bytes_total", "onload") == totals.onloaded_pages
+    assert metrics.value("copy_bytes_total", "offload") == totals.offloaded_pages
