@@ -46,7 +46,7 @@ from engine.scheduler.pieces import Piece, StepPlan
 from engine.scheduler.queue import RequestQueue
 from engine.scheduler.request import ScheduledRequest, User
 from engine.scheduler.scheduler import Scheduler
-from engine.transfer.jobs import CopyEngine, CopyJob, CopyProgress, Direction
+from engine.transfer.jobs import CopyEngine, CopyJob, CopyProgress
 from engine.types import (
     CoreStats,
     ForgetDone,
@@ -56,6 +56,7 @@ from engine.types import (
     Request,
 )
 
+_WEIGHT_OF_NEWEST_GAP = 0.05
 _logger = logging.getLogger(__name__)
 
 
@@ -167,20 +168,21 @@ class EngineCore:
         self._moves: list[Piece] = []
         self._forgets: list[tuple[str, ForgetTicket]] = []
         self._num_steps = 0
-        self._answers_per_s = 0.0
-        self._last_answer_s: float | None = None
+        self._answer_gap_s: float | None = None
+        self._last_answer_s = 0.0
         self._refusal: EngineError | None = None
         self._has_news = True
-        self._onload_ended_s: dict[CopyJob, float] = {}
+        self._onload_ended_s: dict[CopyJob, float | None] = {}
 
     # Inbox
 
     def submit(self, request: Request) -> None:
         """Admit a request, or answer it at once with the reason why not. Never raises for a
         bad request: its outcome is in the outbox."""
+        if self._refusal is not None:
+            self._emit_error(request, self._refusal)
+            return
         try:
-            if self._refusal is not None:
-                raise self._refusal
             if request.request_id in self._live:
                 raise InvalidRequest(
                     f"request_id {request.request_id!r} is in use by an unfinished request: "
@@ -208,7 +210,8 @@ class EngineCore:
         can touch the bytes any more."""
         for entry in self._queue.unfinished_of(User(namespace, user_id)):
             if entry.prepared is not None and entry.scratch_reason is None:
-                entry.make_transient()
+                entry.leave_state()
+        self._has_news = True
         self._forgets.append((ticket, self._manager.forget((namespace, user_id))))
 
     def drain(self) -> None:
@@ -259,7 +262,6 @@ class EngineCore:
         """One pass; False when there is nothing to do until `wake` fires (see `wait`)."""
         self.wake.clear()
         has_progress = self._collect_copies()
-        has_progress |= self._expire()
         self._has_news |= has_progress
         completed = self._parts.executor.done()
         if completed is not None:
@@ -269,6 +271,7 @@ class EngineCore:
             self._launch()
             self._finish_step(step, result)
             self._has_news = has_progress = True
+        has_progress |= self._expire()
         if self._running is None or self._config.scheduler.look_ahead:
             has_progress |= self._plan()
         has_progress |= self._launch()
@@ -302,7 +305,8 @@ class EngineCore:
 
     def _plan(self) -> bool:
         """Fill the upcoming step, if anything has changed since the last try."""
-        if not self._has_news or not len(self._queue):
+        is_full = self._upcoming is not None and self._upcoming.is_closed
+        if is_full or not self._has_news or not len(self._queue):
             return False
         self._has_news = False
         now_s = self._clock()
@@ -327,6 +331,7 @@ class EngineCore:
     def _start_onload(self, piece: Piece, now_s: float, step_number: int) -> None:
         job = _onload(piece)
         if job is not None:
+            self._onload_ended_s[job] = None
             self._submit_copy(job, now_s)
             self._trace("onload", step_number)
 
@@ -339,7 +344,10 @@ class EngineCore:
         if self._running is not None or self._upcoming is None:
             return False
         step, self._upcoming = self._upcoming, None
-        step.pieces = [piece for piece in step.pieces if self._may_start(piece)]
+        self._has_news = True
+        for piece in list(step.pieces):
+            if not self._may_start(piece):
+                step.remove(piece)
         if not step.pieces:
             return True
         for piece in step.pieces:
@@ -386,6 +394,9 @@ class EngineCore:
             return True
         if piece.reservation is not None:
             self._manager.release(piece.reservation, onload_failed=False)
+        job = _onload(piece)
+        if job is not None:
+            del self._onload_ended_s[job]
         self._end(entry, Event.RELEASE)
         return False
 
@@ -405,7 +416,7 @@ class EngineCore:
         if progress.error is not None:
             _logger.warning("%s of %d pages failed: %s", direction, progress.job.num_pages,
                             progress.error)  # fmt: skip
-        if progress.job.direction is Direction.ONLOAD:
+        if progress.job in self._onload_ended_s:
             self._onload_ended_s[progress.job] = self._clock()
 
     def _finish_moves(self) -> bool:
@@ -463,6 +474,8 @@ class EngineCore:
 
     def _requeue(self, entry: ScheduledRequest) -> None:
         entry.fire(Event.REQUEUE)
+        if entry.is_forgotten:
+            entry.make_transient()
         self._has_news = True
         self._queue.put(entry)
 
@@ -502,7 +515,7 @@ class EngineCore:
 
     def _give_up(self, entry: ScheduledRequest, error: EngineError) -> None:
         """Answer with an error; pages held by a step are let go when the step ends."""
-        if entry.state is State.ABANDONED:
+        if entry.state is State.ABANDONED or entry.is_answered:
             return
         if entry.state is State.WAITING:
             self._queue.take(entry)
@@ -539,19 +552,20 @@ class EngineCore:
         now_s = self._clock()
         response = self._answers.response(entry, resident_tokens, now_s)
         self._outbox.append(Outcome(request_id=response.request_id, response=response))
-        self._learn_answer_rate(now_s)
+        self._learn_answer_gap(entry, now_s)
 
-    def _learn_answer_rate(self, now_s: float) -> None:
-        if self._last_answer_s is not None:
-            rate = min(1e5, 1.0 / max(1e-6, now_s - self._last_answer_s))
-            self._answers_per_s += 0.05 * (rate - self._answers_per_s)
+    def _learn_answer_gap(self, entry: ScheduledRequest, now_s: float) -> None:
+        """Average the seconds between answers, not counting those without any request."""
+        gap_s = now_s - max(self._last_answer_s, entry.admitted_s)
+        mean_s = gap_s if self._answer_gap_s is None else self._answer_gap_s
+        self._answer_gap_s = mean_s + _WEIGHT_OF_NEWEST_GAP * (gap_s - mean_s)
         self._last_answer_s = now_s
 
     def _retry_after_s(self) -> float:
-        """When the queue will have room, from the rate of answers."""
-        if self._answers_per_s <= 0.0:
+        """When the queue will be empty, from the rate of answers."""
+        if self._answer_gap_s is None:
             return 1.0
-        return min(60.0, max(1.0, len(self._queue) / self._answers_per_s))
+        return min(60.0, max(1.0, len(self._queue) * self._answer_gap_s))
 
     # Metrics
 
@@ -568,7 +582,7 @@ class EngineCore:
 
     def _count_onloads(self, jobs: list[CopyJob], waited_s: float) -> None:
         """Seconds from the first job's start to the last one's end, and how many were hidden."""
-        ended_s = [self._onload_ended_s.pop(job, self._clock()) for job in jobs]
+        ended_s = [self._onload_ended_s.pop(job) or self._clock() for job in jobs]
         if jobs:
             took_s = max(ended_s) - min(job.started_s for job in jobs)
             self.metrics.add("onload_seconds_total", max(0.0, took_s))

@@ -118,6 +118,7 @@ class CoreLoop:
         self._is_draining = False
         self._has_told_drained = False
         self._is_over = False
+        self._watches_writing = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(core_socket.fileno(), selectors.EVENT_READ)
         self._selector.register(core.wake.fileno(), selectors.EVENT_READ)
@@ -149,10 +150,7 @@ class CoreLoop:
         timeout_s = 0.0
         if not has_progressed and not self._is_over:
             timeout_s = max(0.0, self._next_heartbeat_s - self._clock())
-        interest = selectors.EVENT_READ
-        if self._socket.has_unsent:
-            interest |= selectors.EVENT_WRITE
-        self._selector.modify(self._socket.fileno(), interest)
+        self._watch_for_writing(self._socket.has_unsent)
         received: list[ToCore] = []
         for key, events in self._selector.select(timeout_s):
             if key.fd != self._socket.fileno():
@@ -163,6 +161,12 @@ class CoreLoop:
             if events & selectors.EVENT_READ:
                 received = self._socket.receive()
         return received
+
+    def _watch_for_writing(self, is_wanted: bool) -> None:
+        if is_wanted != self._watches_writing:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if is_wanted else 0)
+            self._selector.modify(self._socket.fileno(), events)
+            self._watches_writing = is_wanted
 
     def _receive(self, message: ToCore) -> None:
         match message:

@@ -13,7 +13,7 @@ from typing import Any, Self
 from engine.assembly import Hooks, core_from_model_dir
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.errors import EngineError, from_record
+from engine.errors import EngineDead, EngineError, from_record
 from engine.request_builder import FeaturesLike, build_request
 from engine.types import (
     CoreStats,
@@ -111,9 +111,8 @@ class Engine:
 
     def drain_transfers(self) -> None:
         """Return when no request, step or copy is in flight."""
-        while self.core.step() or not self.core.is_quiet:
-            if not self.core.is_quiet:
-                self.core.wait(_WAIT_S)
+        while self._step() or not self.core.is_quiet:
+            pass
 
     def stats(self) -> CoreStats:
         return self.core.stats()
@@ -145,10 +144,20 @@ class Engine:
             ready = self.core.take_outbox()
             if ready:
                 return ready
-            try:
-                has_progress = self.core.step()
-            except EngineError as error:
-                self.core.abort(error)
-                raise
-            if not has_progress:
-                self.core.wait(_WAIT_S)
+            self._step()
+
+    def _step(self) -> bool:
+        """One pass; False: nothing was to do, and it waited a while for a copy or a step to end.
+
+        A bug of the core is raised, and every unfinished request has ended then."""
+        try:
+            has_progress = self.core.step()
+        except EngineError as error:
+            self.core.abort(error)
+            raise
+        except Exception as error:
+            self.core.abort(EngineDead(f"the engine has failed: {error!r}"))
+            raise
+        if not has_progress and not self.core.is_quiet:
+            self.core.wait(_WAIT_S)
+        return has_progress

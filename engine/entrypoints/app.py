@@ -16,10 +16,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.async_engine import AsyncEngine, Phase
+from engine.async_engine import AsyncEngine
+from engine.core_client import Phase
 from engine.entrypoints import asgi, metrics_export, native_api, oip
 from engine.entrypoints.asgi import HttpResponse, Receive, Scope, Send
 from engine.entrypoints.config import ServerConfig
+from engine.entrypoints.oip_metadata import model_metadata
 from engine.entrypoints.protocol import ErrorBody, error_body, to_json
 from engine.errors import (
     EngineDead,
@@ -242,7 +244,7 @@ class App:
         return HttpResponse(status=503, body=to_json(HealthBody(ready=False, reason=reason)))
 
     async def _model(self, exchange: Exchange) -> HttpResponse:
-        return HttpResponse(body=to_json(oip.model_metadata(self._engine.info)))
+        return HttpResponse(body=to_json(model_metadata(self._engine.info)))
 
     async def _stats(self) -> CoreStats | None:
         """The core's word of now, or its last one if it does not answer in time."""
@@ -297,12 +299,15 @@ class App:
                 "binary tensors are not accepted: send JSON (tritonclient: binary_data=False)"
             )
         body = await self._read(exchange)
-        call = oip.decode_infer(body, request_id=exchange.request_id, arrival_s=exchange.arrival_s)
+        info = self._engine.info
+        call = oip.decode_infer(
+            body, info, request_id=exchange.request_id, arrival_s=exchange.arrival_s
+        )
         response = await asgi.unless_disconnected(
             exchange.receive, self._engine.submit(call.request)
         )
         _note(exchange, response)
-        answer = oip.encode_infer(call, response, self._engine.info.name)
+        answer = oip.encode_infer(call, response, info.name)
         return HttpResponse(body=to_json(answer))
 
     async def _rank(self, exchange: Exchange) -> HttpResponse:

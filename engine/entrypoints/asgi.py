@@ -82,6 +82,8 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
                 unfinished.cancel()
         if not task.done():
             await asyncio.wait((task,))
+            if not task.cancelled():
+                task.exception()  # it ended just then; nobody is left to tell
 
 
 async def _disconnect(receive: Receive) -> None:

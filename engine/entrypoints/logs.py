@@ -3,7 +3,7 @@
 A log is a text file with one interaction a line: user, item, rating or action (optional), time.
 Separators `::`, tab and comma are recognised; so are a header line with or without types
 (`user_id:token`) and files without a header (columns in the order above). User ids may be any
-text; item ids are catalogue ids and must be integers; times are seconds since the epoch.
+text; item ids are catalogue ids, integers of 0 or more; times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -189,7 +189,9 @@ def _item_id(path: Path, line: int, field: str) -> int:
             f"{path}:{line} has item id {field!r}: catalogue ids are 64-bit integers; number the "
             f"items and use the same numbers in the model's catalogue"
         ) from None
-    if not _INT64.min <= value <= _INT64.max:
+    if value < 0:
+        raise InvalidRequest(f"{path}:{line} has item id {field}: give 0 or more")
+    if value > _INT64.max:
         raise InvalidRequest(f"{path}:{line} has item id {field}: it does not fit in 64 bits")
     return value
 

@@ -106,10 +106,11 @@ _body_decoder = msgspec.json.Decoder(InferBody)
 _text_decoder = msgspec.json.Decoder(list[str])
 
 
-def decode_infer(body: bytes, *, request_id: str, arrival_s: float) -> InferCall:
+def decode_infer(body: bytes, info: ModelInfo, *, request_id: str, arrival_s: float) -> InferCall:
     """An infer body as a request. Raises InvalidRequest naming the input or parameter.
 
     Args:
+        info: The model that is asked.
         request_id: Used when the body has no `id`.
         arrival_s: Monotonic seconds; deadlines count from here.
     """
@@ -147,6 +148,8 @@ def decode_infer(body: bytes, *, request_id: str, arrival_s: float) -> InferCall
     _require_items(history, "history", "history")
     _require_items(candidates, "candidates", "candidate")
     parameters = parsed.parameters
+    if not parameters.ignore_extra:
+        _check_declared(history, candidates, info)
     task = _task(parameters.task, has_candidates=bool(candidates))
     if parameters.topk is not None and parameters.topk < 1:
         raise InvalidRequest(f"topk is {parameters.topk}: give 1 or more", limit=1)
@@ -193,6 +196,20 @@ def _require_items(features: dict[str, np.ndarray], name: str, prefix: str) -> N
     if features and "item" not in features:
         extra = next(iter(features))
         raise InvalidRequest(f"input '{prefix}_{extra}' is there without '{name}': send both")
+
+
+def _check_declared(
+    history: dict[str, np.ndarray], candidates: dict[str, np.ndarray], info: ModelInfo
+) -> None:
+    on_history = {feature.name for feature in info.features if feature.on_history}
+    on_candidates = {feature.name for feature in info.features if feature.on_candidates}
+    unread = [f"history_{name}" for name in history if name not in on_history]
+    unread += [f"candidate_{name}" for name in candidates if name not in on_candidates]
+    if unread:
+        raise InvalidRequest(
+            f"input {unread[0]!r} is not read by model {info.name!r}: leave it out, or set "
+            "ignore_extra"
+        )
 
 
 def outputs_of(task: Task, *, has_topk: bool) -> tuple[str, ...]:
@@ -323,106 +340,4 @@ def _output(name: str, array: np.ndarray) -> OutputTensor:
         datatype="INT64" if array.dtype == np.int64 else "FP32",
         shape=list(array.shape),
         data=array.ravel().tolist(),
-    )
-
-
-# Metadata
-
-
-class TensorMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """One input or output of the model; -1 stands for any extent."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class ModelParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """What this engine says about a model beyond the protocol."""
-
-    tasks: list[str]
-    score_names: list[str]
-    dtype: str
-    reuse: str
-    reuse_reason: str
-    backend: str
-    exactness: str
-    cache_tiers: str
-    max_history_events: int
-    max_history_tokens: int
-    max_batch_tokens: int
-    keep_stride: int
-    reads_query_time: bool
-    context_features: list[str]
-    is_random: bool
-
-
-class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to `GET /v2/models/{model}`."""
-
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-    parameters: ModelParameters
-
-
-def model_metadata(info: ModelInfo) -> ModelMetadata:
-    """Inputs, outputs, limits and reuse mode of a loaded model."""
-    inputs = [
-        TensorMetadata(name="user_id", datatype="BYTES", shape=[1]),
-        TensorMetadata(name="history", datatype="INT64", shape=[-1]),
-    ]
-    for feature in info.features:
-        if feature.name == "item":
-            continue
-        datatype = "FP32" if feature.dtype == "float32" else "INT64"
-        shape = [-1] if feature.dim == 0 else [-1, feature.dim]
-        for is_there, prefix in (
-            (feature.on_history, "history"),
-            (feature.on_candidates, "candidate"),
-        ):
-            if is_there:
-                inputs.append(
-                    TensorMetadata(name=f"{prefix}_{feature.name}", datatype=datatype, shape=shape)
-                )
-    if info.context_features:
-        inputs.append(
-            TensorMetadata(name="context", datatype="INT64", shape=[len(info.context_features)])
-        )
-    outputs = []
-    if Task.RANK in info.tasks:
-        inputs.append(TensorMetadata(name="candidates", datatype="INT64", shape=[-1]))
-        outputs.append(
-            TensorMetadata(name="scores", datatype="FP32", shape=[-1, len(info.score_names)])
-        )
-    outputs.append(TensorMetadata(name="items", datatype="INT64", shape=[-1]))
-    outputs.append(TensorMetadata(name="item_scores", datatype="FP32", shape=[-1]))
-    outputs.append(
-        TensorMetadata(name="user_embedding", datatype="FP32", shape=[info.embedding_dim])
-    )
-    return ModelMetadata(
-        name=info.name,
-        versions=[info.weights_version],
-        platform="mtserve",
-        inputs=inputs,
-        outputs=outputs,
-        parameters=ModelParameters(
-            tasks=[task.value for task in info.tasks],
-            score_names=list(info.score_names),
-            dtype=info.dtype,
-            reuse=info.reuse.value,
-            reuse_reason=info.reuse_reason,
-            backend=info.backend,
-            exactness=info.exactness,
-            cache_tiers=info.cache_tiers,
-            max_history_events=info.max_history_events,
-            max_history_tokens=info.max_history_tokens,
-            max_batch_tokens=info.max_batch_tokens,
-            keep_stride=info.keep_stride,
-            reads_query_time=info.reads_query_time,
-            context_features=list(info.context_features),
-            is_random=info.is_random,
-        ),
     )

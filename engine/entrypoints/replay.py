@@ -34,7 +34,11 @@ _WAIT_S = 0.05
 
 
 class ReplayOptions(OfflineOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to replay.
+    """Replay a log as requests and account for every token.
+
+    One retrieve request for each window of a user's activity, in the log's order. The report says
+    how many history tokens were asked for, where they were found, what was evicted and moved, and
+    how long answers took.
 
     Attributes:
         trace: Interaction log: csv, tsv or `::`, with user, item, rating or action, time.
@@ -49,7 +53,7 @@ class ReplayOptions(OfflineOptions, frozen=True, kw_only=True, forbid_unknown_fi
     trace: str
     window_s: int = 60
     sequential: bool = False
-    concurrency: int = 64
+    concurrency: int = 16
     verify: float = 0.0
     max_requests: int = 0
     seed: int = 0
@@ -77,7 +81,8 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         requests: Requests of the trace; `answered` of them got an answer, `failed` counts the
-            others by error code.
+            others by error code (a history without any known item has nothing to retrieve from:
+            invalid_request).
         tokens: History tokens by tier over answered requests, with the denominator.
         device_share, host_share: Of the denominator.
         unknown_items, unknown_events: Distinct items, and events, of the log that the model's

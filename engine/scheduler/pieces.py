@@ -73,6 +73,13 @@ class StepPlan:
     is_uncut: bool = False
     is_closed: bool = False
 
+    def remove(self, piece: Piece) -> None:
+        """The piece was given up before the step started; its onload stays counted."""
+        assert piece.entry.prepared is not None
+        self.pieces.remove(piece)
+        self.num_rows -= piece.shape.num_rows
+        self.num_pairs -= piece.shape.num_pairs(piece.entry.prepared.length)
+
 
 def suffix_left(entry: ScheduledRequest) -> bool:
     """Whether suffix rows are still to be run once the history is there."""

@@ -42,9 +42,12 @@ class ScheduledRequest:
         order_s: Place in the queue: arrival plus priority levels worth of ageing.
         scratch_reason: Why it runs outside the cache, in one piece; None when it does not.
         is_transient: Its state is dropped when it ends (cache off, or forgotten while queued).
+        is_forgotten: Its user was forgotten while a step held its pages: if more pieces are to
+            come, it starts over with a state of its own.
         needs_refresh: The state is to be invalidated when the first piece is planned.
         suffix_done: Suffix rows answered, the fixed ones not counted.
-        was_passed_over: It once found no space; nothing younger goes before it.
+        was_passed_over: It once found no space; from then on nothing younger goes before it (else
+            its rows could be taken between its pieces again and again).
         is_answered: Its outcome is out; its pages are still to be settled.
         is_retry: A copy failed; it goes to the head of the queue.
         device_tokens, host_tokens: Hits at the first planning; None before it.
@@ -59,6 +62,7 @@ class ScheduledRequest:
     order_s: float
     scratch_reason: str | None = None
     is_transient: bool = False
+    is_forgotten: bool = False
     needs_refresh: bool = False
     state: State = State.WAITING
     suffix_done: int = 0
@@ -98,9 +102,16 @@ class ScheduledRequest:
         self.device_tokens = None
         self.host_tokens = 0
 
+    def leave_state(self) -> None:
+        """Its user is forgotten: what comes after a piece in flight shares no state."""
+        if self.state is State.WAITING:
+            self.make_transient()
+        else:
+            self.is_forgotten = True
+
     def make_transient(self) -> None:
         """Give it a key that no other request has: its state is shared with nobody."""
         self.key = self.key._replace(private_to=self.sequence)
         self.is_transient = True
-        self.needs_refresh = False
+        self.is_forgotten = self.needs_refresh = False
         self.forget_hits()

@@ -82,11 +82,9 @@ class Scheduler:
         busy = {entry.user for entry in held}
         protected = [entry.key for entry in held]
         for entry in list(self._queue):
+            if upcoming.is_closed:
+                break
             if entry.user in busy or not self._queue.is_first_of_user(entry):
-                continue
-            if upcoming.is_closed and entry.prepared is not None:
-                if entry.was_passed_over:
-                    break
                 continue
             had_to_wait = entry.was_passed_over
             piece = self._plan_piece(entry, planned, protected)
@@ -101,7 +99,6 @@ class Scheduler:
     def _take(self, entry: ScheduledRequest, now_s: float) -> None:
         self._queue.take(entry)
         entry.fire(Event.PLAN)
-        entry.was_passed_over = False
         if entry.first_planned_s is None:
             entry.first_planned_s = now_s
 

@@ -45,7 +45,8 @@ def fetch(cache: Path = DEFAULT_CACHE) -> Path:
 
 def _download(cache: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet",
-               "--disable-pip-version-check", "--retries", "1", "--timeout", "20", "--dest", str(cache), _REQUIREMENT]  # fmt: skip
+               "--disable-pip-version-check", "--retries", "1", "--timeout", "20",
+               "--dest", str(cache), _REQUIREMENT]  # fmt: skip
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     wheel = next(cache.glob(_WHEEL_PATTERN), None)
     if ended.returncode or wheel is None:

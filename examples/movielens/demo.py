@@ -2,27 +2,28 @@
 
     fetch MovieLens-100K -> train a small HSTU -> save a model directory -> evaluate it through the
     engine with the cache off, on the device only, and tiered -> start the real server in each of
-    the three modes -> replay real users' requests against it -> print what it was worth
+    the three modes -> replay real users' requests against them -> print what it was worth
 
 `--short` runs the same path with less training and fewer requests.
 
 MovieLens users rated in one sitting each, one user after the other, while the users of a live
-service come at the same time. So by default the replay lets all users advance together (request k
-of a user's n is sent at k/n of the replay); `--log-order` keeps the log's own order. Before the
-clock starts, every user's history so far is sent once: what is measured is the steady state.
+service come at the same time. So by default the requests of all users are mixed at random, each
+user's own order kept; `--log-order` keeps the log's order. Before the clock starts, every user's
+history so far is sent once: what is measured is the steady state.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
-from collections import Counter
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from data import DEFAULT_CACHE, fetch
+from data import DEFAULT_CACHE, FetchError, fetch
 from server import Replayed, UserRequest, replay, serving
 from tqdm import tqdm
 from train import Quality, TrainOptions, export, measure, train
@@ -42,9 +43,11 @@ from engine.entrypoints.logs import (
 MODES = ("off", "device", "tiered")
 MIN_COUNT = 5
 WINDOW_S = 60
+SEED = 7
+BLOCK = 250
 # Histories are short here (median 65 events): small pages and chunks, and a device pool that
-# holds about a tenth of the users' state, so that the host tier has work to do.
-PAGE_SIZE, CHUNK_SIZE, DEVICE_PAGES, HOST_BYTES = 8, 64, 1200, 1 << 28
+# holds about a fifth of the users' state, so that the host tier has work to do.
+PAGE_SIZE, CHUNK_SIZE, DEVICE_PAGES, HOST_BYTES = 8, 64, 2400, 1 << 28
 # Scores are equal in every bit, unless the processor has no bit-stable matrix products (the server
 # says so at start).
 TOLERANCE = 1e-5
@@ -69,7 +72,10 @@ class Workload(NamedTuple):
 def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
-    path = fetch()
+    try:
+        path = fetch()
+    except FetchError as error:
+        raise SystemExit(str(error)) from None
     log = k_core(read_log(path), MIN_COUNT)
     users = by_user(log)
     print(f"MovieLens-100K: {log.num_events} ratings of {len(users)} users, {MIN_COUNT}-core")
@@ -77,7 +83,7 @@ def main() -> None:
     trained = train_and_save(users, model, arguments)
     evaluated = {mode: evaluate_mode(mode, model, path) for mode in MODES}
     workload = make_workload(log, users, arguments)
-    replayed = {mode: replay_mode(mode, model, workload, arguments) for mode in MODES}
+    replayed = replay_modes(model, workload, arguments)
     print_report(trained, evaluated, replayed, arguments)
     check(trained, evaluated, replayed)
 
@@ -146,8 +152,8 @@ def evaluate_mode(mode: str, model: Path, path: Path) -> evaluate.EvaluateReport
 
 
 def make_workload(log: InteractionLog, users: list[UserEvents], arguments: Arguments) -> Workload:
-    """The last requests of the log (or of all users advancing together), and a warm-up with the
-    history each of their users had before."""
+    """The last requests of the log (or of its users mixed), and a warm-up with the history that
+    each of their users had before."""
     requests = trace_requests(log, WINDOW_S)
     if not arguments.log_order:
         requests = all_together(requests)
@@ -161,36 +167,56 @@ def make_workload(log: InteractionLog, users: list[UserEvents], arguments: Argum
 
 
 def all_together(requests: list[TraceRequest]) -> list[TraceRequest]:
-    """The same requests with all users advancing at the same pace from first to last."""
-    counts = Counter(request.user for request in requests)
-    sent: Counter[int] = Counter()
-    keys = []
+    """The same requests in a random order that keeps every user's own order."""
+    order = np.random.default_rng(SEED).permutation([request.user for request in requests])
+    waiting: dict[int, deque[TraceRequest]] = defaultdict(deque)
     for request in requests:
-        sent[request.user] += 1
-        keys.append(sent[request.user] / counts[request.user])
-    return [requests[index] for index in np.argsort(keys, kind="stable")]
+        waiting[request.user].append(request)
+    return [waiting[user].popleft() for user in order.tolist()]
 
 
 def user_request(user: UserEvents, length: int) -> UserRequest:
     return UserRequest(user.user_id, user.items[:length].tolist())
 
 
-def replay_mode(mode: str, model: Path, workload: Workload, arguments: Arguments) -> Replayed:
-    """Start the server in one cache mode, warm it up, and replay the measured requests."""
-    config = EngineConfig(
-        cache=CacheConfig(
-            tiers=mode,
-            device_pages=DEVICE_PAGES,
-            page_size=PAGE_SIZE,
-            chunk_size=CHUNK_SIZE,
-            host_bytes=HOST_BYTES,
-        )
-    )
-    with serving(model, config, DEFAULT_CACHE) as port:
-        for phase, requests in (("warm up", workload.warm_up), ("replay", workload.measured)):
-            with tqdm(total=len(requests), desc=f"{phase}, cache {mode}", unit="req") as bar:
-                replayed = replay(port, requests, arguments.workers, bar.update)
+def replay_modes(model: Path, workload: Workload, arguments: Arguments) -> dict[str, Replayed]:
+    """One server for each cache mode, warmed up; then the measured requests in blocks, every block
+    to each server in turn, so that whatever else the machine does meets all modes alike."""
+    replayed = {mode: Replayed() for mode in MODES}
+    with contextlib.ExitStack() as servers:
+        ports: dict[str, int] = {}
+        for mode in tqdm(MODES, desc="start servers", unit="server"):
+            ports[mode] = servers.enter_context(
+                serving(model, server_config(mode), DEFAULT_CACHE / f"server-{mode}")
+            )
+        for mode, port in ports.items():
+            count = len(workload.warm_up)
+            with tqdm(total=count, desc=f"warm up, cache {mode}", unit="req") as bar:
+                replay(port, workload.warm_up, arguments.workers, bar.update)
+        blocks = [
+            workload.measured[start : start + BLOCK]
+            for start in range(0, len(workload.measured), BLOCK)
+        ]
+        total = len(MODES) * len(workload.measured)
+        with tqdm(total=total, desc="replay, all modes in turn", unit="req") as bar:
+            for number, block in enumerate(blocks):
+                for turn in range(len(MODES)):
+                    mode = MODES[(number + turn) % len(MODES)]
+                    answers = replay(ports[mode], block, arguments.workers, bar.update)
+                    replayed[mode].extend(answers)
     return replayed
+
+
+def server_config(mode: str) -> EngineConfig:
+    """One thread a step: the model is small, and two more processes want the other core."""
+    cache = CacheConfig(
+        tiers=mode,
+        device_pages=DEVICE_PAGES,
+        page_size=PAGE_SIZE,
+        chunk_size=CHUNK_SIZE,
+        host_bytes=HOST_BYTES,
+    )
+    return EngineConfig(cache=cache, threads=1)
 
 
 def print_report(
@@ -199,7 +225,7 @@ def print_report(
     replayed: dict[str, Replayed],
     arguments: Arguments,
 ) -> None:
-    order = "in the log's order" if arguments.log_order else "all users together"
+    order = "in the log's order" if arguments.log_order else "users mixed"
     print()
     print(
         f"{evaluated['off'].num_users} users ranked over the whole catalogue through the engine; "

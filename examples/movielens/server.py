@@ -44,6 +44,7 @@ def serving(model: Path, engine: EngineConfig, work: Path) -> Iterator[int]:
         "server": {"host": _HOST, "port": port, "access_log": False},
         "engine": msgspec.to_builtins(engine),
     }
+    work.mkdir(parents=True, exist_ok=True)
     config_file, log_file = work / "server.yaml", work / "server.log"
     config_file.write_text(json.dumps(settings, indent=2))  # JSON is YAML
     command = [sys.executable, "-m", "engine.entrypoints.api_server", "--config", str(config_file)]
@@ -107,6 +108,15 @@ class Replayed:
     device: int = 0
     host: int = 0
     duration_s: float = 0.0
+
+    def extend(self, more: Replayed) -> None:
+        """Add the requests that came after."""
+        self.answers += more.answers
+        self.latencies_s += more.latencies_s
+        self.history += more.history
+        self.device += more.device
+        self.host += more.host
+        self.duration_s += more.duration_s
 
 
 def replay(

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import uvloop
 
-from engine.async_engine import AsyncEngine, Phase
+from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig, SchedulerConfig
+from engine.core_client import Phase
 from engine.errors import (
     ConfigError,
     Draining,
@@ -106,9 +107,7 @@ def test_errors_keep_type_and_numbers(run: Callable[[Body], None]) -> None:
             with pytest.raises(InvalidRequest, match="bad user") as bad:
                 await engine.rank(user_id="bad", history=[], candidates=[1])
             assert (bad.value.limit, bad.value.value) == (0, 1)
-            held = asyncio.ensure_future(
-                engine.rank(user_id="hold", history=[], candidates=[1])
-            )
+            held = asyncio.ensure_future(engine.rank(user_id="hold", history=[], candidates=[1]))
             await until(lambda: engine.num_pending == 1)
             with pytest.raises(Overloaded) as full:
                 await engine.rank(user_id="u", history=[], candidates=[1])
@@ -126,13 +125,25 @@ def test_many_calls_at_once_all_end(run: Callable[[Body], None]) -> None:
     async def body() -> None:
         async with make_engine() as engine:
             answers = await asyncio.gather(
-                *(
-                    engine.rank(user_id=f"slow{n}", history=[n], candidates=[0])
-                    for n in range(500)
-                )
+                *(engine.rank(user_id=f"slow{n}", history=[n], candidates=[0]) for n in range(500))
             )
             firsts = [float(answer.scores[0, 0]) for answer in answers if answer.scores is not None]
             assert firsts == [n * 1000.0 for n in range(500)]
+
+    run(body)
+
+
+def test_answers_larger_than_the_socket_arrive_whole(run: Callable[[Body], None]) -> None:
+    async def body() -> None:
+        async with make_engine() as engine:
+            answers = await asyncio.gather(
+                *(engine.retrieve(user_id=n, history=[n], top_k=500_000) for n in range(6))
+            )
+            for number, answer in enumerate(answers):
+                assert answer.items is not None
+                assert answer.item_scores is not None
+                assert answer.items[-1] == 499_999
+                assert answer.item_scores[0] == number * 1000.0
 
     run(body)
 
@@ -187,7 +198,7 @@ def test_pending_and_later_calls_fail_when_the_core_dies(
 
 def test_start_raises_what_the_core_says(run: Callable[[Body], None]) -> None:
     async def body() -> None:
-        with pytest.raises(ConfigError, match="config.json"):
+        with pytest.raises(ConfigError, match=r"config\.json"):
             await make_engine("missing").start()
         with pytest.raises(EngineDead, match="a bug at start"):
             await make_engine("broken").start()

@@ -16,13 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
 )
 
@@ -39,9 +38,11 @@ from engine.transfer.jobs import CopyJob, Direction
 LONG_RUN = int(os.environ.get("BLOCK_MANAGER_EXAMPLES", "0"))
 SETTINGS = settings(
     max_examples=LONG_RUN or 120,
-    stateful_step_count=60,
+    stateful_step_count=100,
     derandomize=LONG_RUN == 0,
     deadline=None,
+    report_multiple_bugs=False,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
@@ -63,12 +64,45 @@ class Act(Enum):
     """How a user's history changes from one request to the next."""
 
     APPEND = "append"
+    SAME = "same"
     EDIT = "edit"
     CUT = "cut"
     GO_BACK = "go back"
 
 
-acts = st.sampled_from([Act.APPEND, Act.APPEND, Act.APPEND, Act.EDIT, Act.CUT, Act.GO_BACK])
+class Step(Enum):
+    """What happens when all goes well."""
+
+    PLAN = "plan"
+    SERVE = "serve"
+    SERVE_AND_DRAIN = "serve and drain"
+    COMMIT = "commit"
+    COPY = "copy"
+    COPY_SOME_PAGES = "copy some pages"
+    POLL = "poll"
+
+
+class Trouble(Enum):
+    """What else may happen."""
+
+    ABORT = "abort"
+    ABORT_AFTER_RUN = "abort after run"
+    MISS = "miss"
+    FAIL_COPY = "fail copy"
+    PREFETCH = "prefetch"
+    FORGET = "forget"
+    REFRESH = "refresh"
+    DROP = "drop"
+
+
+STEPS = [
+    *Trouble,
+    Trouble.FAIL_COPY,
+    *[step for step in Step for _ in range(2)],
+    *[Step.SERVE_AND_DRAIN] * 4,
+    *[Step.COPY] * 2,
+]
+acts = st.sampled_from([*[Act.APPEND] * 5, *[Act.SAME] * 3, *Act])
 
 
 def chain_of(tokens: Sequence[int], key: UserKey, page_size: int) -> HashChain:
@@ -182,23 +216,57 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.tickets: list[tuple[ForgetTicket, tuple[str, str], set[Reservation]]] = []
         self.next_token = 1
 
+    # One rule: hypothesis switches whole rules off at random, and a machine without requests or
+    # without copies shows nothing.
+
+    @rule(step=st.sampled_from(STEPS), key=keys, act=acts, amount=st.integers(0, 12))
+    def go_on(self, step: Step | Trouble, key: UserKey, act: Act, amount: int) -> None:
+        if isinstance(step, Trouble):
+            self._disturb(step, key, amount)
+        elif step is Step.PLAN:
+            self._request(key, self._history(key, act, amount), amount)
+        elif step in (Step.SERVE, Step.SERVE_AND_DRAIN):
+            if self._request(key, self._history(key, act, amount), 99):
+                self._commit(len(self.open) - 1)
+            if step is Step.SERVE_AND_DRAIN:
+                self._let_all_copies_end()
+        elif step is Step.COMMIT:
+            self._commit(amount)
+        elif step is Step.COPY:
+            self._move_on(Direction.ONLOAD if amount % 2 else Direction.OFFLOAD)
+        elif step is Step.COPY_SOME_PAGES:
+            self._copy_some_pages(1 + amount % 3)
+        elif step is Step.POLL:
+            self._poll()
+
+    def _disturb(self, trouble: Trouble, key: UserKey, which: int) -> None:
+        if trouble in (Trouble.ABORT, Trouble.ABORT_AFTER_RUN):
+            self._abort(which, has_run=trouble is Trouble.ABORT_AFTER_RUN)
+        elif trouble is Trouble.MISS:
+            self._miss(which)
+        elif trouble is Trouble.FAIL_COPY:
+            self._fail_copy(Direction.ONLOAD if which % 2 else Direction.OFFLOAD, which // 2)
+        elif trouble is Trouble.PREFETCH:
+            self._prefetch(key, 1 + which % 4)
+        elif trouble is Trouble.FORGET:
+            self._forget(key)
+        else:
+            remove = self.manager.refresh if trouble is Trouble.REFRESH else self.manager.drop
+            remove(key)
+            assert self.manager.user(key) is None
+
     # Requests.
-
-    @rule(key=keys, act=acts, amount=st.integers(0, 9), rows=st.integers(0, 12))
-    def plan(self, key: UserKey, act: Act, amount: int, rows: int) -> None:
-        self._request(key, self._history(key, act, amount), rows)
-
-    @rule(key=keys, act=acts, amount=st.integers(0, 9))
-    def serve(self, key: UserKey, act: Act, amount: int) -> None:
-        """A whole request: planned, run and committed, if it can be had now."""
-        if self._request(key, self._history(key, act, amount), 99):
-            self._commit(len(self.open) - 1)
 
     def _history(self, key: UserKey, act: Act, amount: int) -> Tokens:
         earlier = self.sent.get(key) or [[]]
         history = list(earlier[-1])
         if act is Act.APPEND:
-            return history + self._new_tokens(amount)
+            history += self._new_tokens(amount)
+            if self.manager.fits(len(history)):
+                return history
+            return history[: len(history) // 2]
+        if act is Act.SAME:
+            return history
         if act is Act.EDIT:
             if history:
                 history[-1 - amount % len(history)] = self._new_tokens(1)[0]
@@ -270,8 +338,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self._submit(reservation.onload)
             event("onload")
 
-    @rule(key=keys, max_pages=st.integers(1, 4))
-    def prefetch(self, key: UserKey, max_pages: int) -> None:
+    def _prefetch(self, key: UserKey, max_pages: int) -> None:
         free = self.manager.usage().pages_free
         reservation = self.manager.reserve_resident(key, max_pages=max_pages)
         if reservation is not None:
@@ -282,11 +349,6 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     # The ends of pieces.
 
-    @precondition(lambda self: self.open)
-    @rule(which=st.integers(0, 9))
-    def commit(self, which: int) -> None:
-        self._commit(which)
-
     def _commit(self, which: int) -> None:
         piece = self._take_ready(which)
         if piece is None:
@@ -295,26 +357,17 @@ class BlockManagerMachine(RuleBasedStateMachine):
         reservation = piece.reservation
         key = reservation.key
         is_current = self._is_current(reservation)
+        known = self._known_tokens(key)
         offload = self.manager.commit(reservation)
         if not is_current:
             assert offload is None, "a forgotten user's rows were handed to offload"
             event("commit of a detached state")
         elif not reservation.is_private:
-            known = self._known_tokens(key)
-            if reservation.stop > len(known):
-                self.known[key] = piece.history[: reservation.stop]
+            known += piece.history[len(known) : reservation.stop]
         if offload is not None:
             self._submit(offload)
         with pytest.raises(InvariantError, match="ended twice"):
             self.manager.commit(reservation)
-
-    @precondition(lambda self: self.open)
-    @rule(which=st.integers(0, 9), how=st.sampled_from(["planned", "run", "missed"]))
-    def give_up(self, which: int, how: str) -> None:
-        if how == "missed":
-            self._miss(which)
-        else:
-            self._abort(which, has_run=how == "run")
 
     def _abort(self, which: int, *, has_run: bool) -> None:
         """A piece is dropped before its step, or its step fails after writing its rows."""
@@ -323,6 +376,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
             if piece is None:
                 return
             self._run(piece)
+        elif not self.open:
+            return
         else:
             piece = self.open.pop(which % len(self.open))
         self.manager.release(piece.reservation, onload_failed=False)
@@ -349,6 +404,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def _take_ready(self, which: int) -> Piece | None:
         """An open piece whose onload, if any, is brought to its end."""
+        if not self.open:
+            return None
         piece = self.open[which % len(self.open)]
         job = piece.reservation.onload
         if job is not None:
@@ -410,13 +467,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.copies.finish(job)
         self.finished.add(job)
 
-    @rule(direction=st.sampled_from(Direction), moves=st.integers(1, 4))
-    def copy(self, direction: Direction, moves: int) -> None:
-        for _ in range(moves):
-            self._move_on(direction)
-
-    @rule(pages=st.integers(1, 3))
-    def copy_some_pages(self, pages: int) -> None:
+    def _copy_some_pages(self, pages: int) -> None:
         job = self._current(Direction.OFFLOAD)
         if job is not None and self.done[job] + pages < job.num_pages:
             self.shadow.copy(job, self.done[job], self.done[job] + pages)
@@ -424,8 +475,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self.copies.advance(job, self.done[job])
             event("offload in part")
 
-    @rule(direction=st.sampled_from(Direction), pages=st.integers(0, 3))
-    def fail_copy(self, direction: Direction, pages: int) -> None:
+    def _fail_copy(self, direction: Direction, pages: int) -> None:
         job = self._current(direction)
         if job is None:
             return
@@ -438,30 +488,19 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.failed.add(job)
         event(f"failed {direction.value}")
 
-    @rule()
-    def poll(self) -> None:
+    def _poll(self) -> None:
         for progress in self.copies.poll():
             self.manager.copy_progress(progress)
             if progress.is_finished:
                 del self.done[progress.job]
 
-    @rule()
-    def let_all_copies_end(self) -> None:
+    def _let_all_copies_end(self) -> None:
         while self.copies.queued or self.copies.started:
             self._move_on(Direction.ONLOAD)
             self._move_on(Direction.OFFLOAD)
-        self.poll()
+        self._poll()
 
     # Removals.
-
-    @rule(key=keys, how=st.sampled_from(["refresh", "drop", "forget"]))
-    def remove(self, key: UserKey, how: str) -> None:
-        if how == "forget":
-            self._forget(key)
-            return
-        (self.manager.refresh if how == "refresh" else self.manager.drop)(key)
-        assert self.manager.user(key) is None
-        self.known.pop(key, None)
 
     def _forget(self, key: UserKey) -> None:
         user = key[:2]
@@ -472,7 +511,6 @@ class BlockManagerMachine(RuleBasedStateMachine):
         for other in KEYS:
             if other[:2] == user:
                 assert self.manager.user(other) is None
-                self.known.pop(other, None)
         holders = {piece.reservation for piece in self.open if piece.reservation.key[:2] == user}
         self.tickets.append((ticket, user, holders))
 
@@ -489,6 +527,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def every_promised_row_is_right(self) -> None:
         if not hasattr(self, "manager"):
             return
+        for key in KEYS:
+            self._known_tokens(key)
         for key, state in self.manager._tiers.states.items():
             known = self._known_tokens(key)
             if known:
@@ -521,13 +561,15 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def _known_tokens(self, key: UserKey) -> Tokens:
         """The tokens of the state: what was committed, as far as any tier still has it."""
         view = self.manager.user(key)
-        return self.known.get(key, [])[: view.length if view else 0]
+        known = self.known.setdefault(key, [])
+        del known[view.length if view else 0 :]
+        return known
 
     def teardown(self) -> None:
         """Everything ends; nothing may be left behind."""
         if not hasattr(self, "manager"):
             return
-        self.let_all_copies_end()
+        self._let_all_copies_end()
         while self.open:
             self.manager.release(self.open.pop().reservation, onload_failed=False)
         self.manager.check_invariants(idle=True)

@@ -26,11 +26,12 @@ LEVELS = [
     {"core"},
     {"assembly", "ipc", "request_builder"},
     {"engine", "core_launch", "core_process"},
+    {"core_client"},
     {"async_engine", "testing"},
     {"entrypoints"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
-ASYNCIO_ALLOWED = ("async_engine", "entrypoints")
+ASYNCIO_ALLOWED = ("async_engine", "core_client", "entrypoints")  # core_client: its inside
 WITHOUT_TORCH = ("scheduler", "block_manager", "types", "errors", "config", "metrics")
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.entrypoints.oip import decode_infer, encode_infer, model_metadata
+from engine.entrypoints.oip import decode_infer, encode_infer
+from engine.entrypoints.oip_metadata import model_metadata
 from engine.entrypoints.protocol import to_json
 from engine.errors import InvalidRequest
 from engine.types import CacheMode, FeatureInfo, ModelInfo, Response, Reuse, Task, Usage
@@ -16,6 +17,19 @@ from engine.types import CacheMode, FeatureInfo, ModelInfo, Response, Reuse, Tas
 USER = {"name": "user_id", "datatype": "BYTES", "shape": [1], "data": ["u1"]}
 HISTORY = {"name": "history", "datatype": "INT64", "shape": [3], "data": [3, 1, 2]}
 CANDIDATES = {"name": "candidates", "datatype": "INT64", "shape": [2], "data": [7, 7]}
+
+FEATURES = (
+    FeatureInfo(name="item", dtype="int64", dim=0, on_history=True, on_candidates=True),
+    FeatureInfo(name="action", dtype="int64", dim=0, on_history=True, on_candidates=False),
+    FeatureInfo(name="mood", dtype="float32", dim=2, on_history=True, on_candidates=True),
+)
+INFO = ModelInfo(
+    name="m", weights_version="7", dtype="float32", tasks=(Task.RANK, Task.RETRIEVE),
+    score_names=("click",), features=FEATURES, context_features=("country", "age"),
+    reads_query_time=False, embedding_dim=4, max_history_events=10, max_history_tokens=20,
+    max_batch_tokens=64, keep_stride=1, reuse=Reuse.APPEND, reuse_reason="causal",
+    backend="torch", exactness="bitwise", cache_tiers="tiered",
+)  # fmt: skip
 
 
 def tensor(name: str, data: Any, datatype: str = "INT64", shape: Any = None) -> dict[str, Any]:
@@ -28,7 +42,7 @@ def body(*inputs: dict[str, Any], **members: Any) -> bytes:
 
 
 def decode(content: bytes) -> Any:
-    return decode_infer(content, request_id="made", arrival_s=100.0)
+    return decode_infer(content, INFO, request_id="made", arrival_s=100.0)
 
 
 def test_a_rank_body_is_decoded() -> None:
@@ -74,6 +88,13 @@ def test_a_rank_body_is_decoded() -> None:
     assert request.return_user_embedding
 
 
+def test_what_the_model_does_not_read_passes_with_ignore_extra() -> None:
+    call = decode(
+        body(USER, HISTORY, tensor("history_time", [1, 2, 3]), parameters={"ignore_extra": True})
+    )
+    assert call.request.history["time"].tolist() == [1, 2, 3]
+
+
 def test_without_candidates_it_is_retrieve_of_ten() -> None:
     call = decode(body(USER, HISTORY, parameters={"exclude_history": True, "deadline_ms": 5}))
     assert call.request.task is Task.RETRIEVE
@@ -109,13 +130,15 @@ def test_an_empty_history_is_legal() -> None:
         (b"{", "JSON"),
         (b"[]", "body"),
         (b'{"inputs": [NaN]}', "JSON"),
-        (b"[" * 100_000, "JSON|nested"),
+        (b'{"inputs": [{"data": ' + b"[" * 100_000, "nested"),
         (body(HISTORY), "user_id"),
         (body(USER), "history"),
         (body(USER, CANDIDATES), "history"),
         (body(USER, HISTORY, HISTORY), "'history' is there twice"),
         (body(USER, HISTORY, tensor("histori", [1])), "'histori'"),
         (body(USER, HISTORY, tensor("history_", [1])), "'history_'"),
+        (body(USER, HISTORY, tensor("history_time", [1, 2, 3])), "'history_time' is not read"),
+        (body(USER, HISTORY, CANDIDATES, tensor("candidate_action", [1, 2])), "candidate_action"),
         (body(USER, HISTORY, tensor("history_item", [1, 2, 3])), "'history_item'"),
         (body(USER, HISTORY, tensor("candidate_mood", [1], "FP32")), "candidates"),
         (body(USER, tensor("history_action", [1])), "history"),
@@ -210,19 +233,7 @@ def test_only_the_outputs_asked_for_are_sent_in_their_order() -> None:
 
 
 def test_metadata_lists_what_the_model_declares() -> None:
-    features = (
-        FeatureInfo(name="item", dtype="int64", dim=0, on_history=True, on_candidates=True),
-        FeatureInfo(name="action", dtype="int64", dim=0, on_history=True, on_candidates=False),
-        FeatureInfo(name="mood", dtype="float32", dim=2, on_history=True, on_candidates=True),
-    )
-    info = ModelInfo(
-        name="m", weights_version="7", dtype="float32", tasks=(Task.RANK, Task.RETRIEVE),
-        score_names=("click",), features=features, context_features=("country", "age"),
-        reads_query_time=False, embedding_dim=4, max_history_events=10, max_history_tokens=20,
-        max_batch_tokens=64, keep_stride=1, reuse=Reuse.APPEND, reuse_reason="causal",
-        backend="torch", exactness="bitwise", cache_tiers="tiered",
-    )  # fmt: skip
-    metadata = model_metadata(info)
+    metadata = model_metadata(INFO)
     assert [(one.name, one.datatype, one.shape) for one in metadata.inputs] == [
         ("user_id", "BYTES", [1]),
         ("history", "INT64", [-1]),

@@ -14,6 +14,7 @@ from engine.models.base import ModelSpec
 from engine.platforms.cpu import HostArena, KvPools, Wake
 from engine.testing.fakes import drain
 from engine.transfer.jobs import CopyEngine, CopyJob, CopyProgress, Direction
+from engine.transfer.library import load_library
 from engine.transfer.native import NativeCopyEngine
 from engine.transfer.python import PythonCopyEngine
 from engine.types import Task
@@ -118,6 +119,8 @@ def build_rig(
         pages_per_chunk=pages_per_chunk,
         page_bytes=pools.page_bytes,
     )
+    if engine_type is NativeCopyEngine and (reason := load_library()) is not None:
+        pytest.skip(f"no native library: {reason}")
     wake = Wake()
     return Rig(pools, arena, wake, engine_type(pools, arena, wake))
 

@@ -1,0 +1,365 @@
+"""The asyncio front's side of a core process: its life, and who waits for which answer.
+
+Every call ends: with the core's answer, or with the error that the core's end gives to all that
+is pending. `AsyncEngine` is the public face of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import subprocess
+import time
+from enum import Enum
+from typing import TypeVar, cast
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.core_launch import LaunchedCore, launch_core
+from engine.errors import Draining, EngineDead, EngineError, Overloaded, TooLarge, from_record
+from engine.ipc import (
+    Cancel,
+    Drain,
+    Drained,
+    Fatal,
+    Forget,
+    Forgot,
+    FrameError,
+    FrameSplitter,
+    Heartbeat,
+    Outcomes,
+    Ready,
+    Shutdown,
+    Start,
+    StatsQuery,
+    StatsReply,
+    Submit,
+    ToCore,
+    ToFront,
+    to_frame,
+    to_front_decoder,
+)
+from engine.types import CoreStats, ForgetDone, Forgotten, ModelInfo, Outcome, Request
+
+MAX_UNSENT_BYTES = 1 << 28
+"""Bytes that may wait for a core that does not read; beyond it requests are refused."""
+
+_EXIT_WAIT_S = 10.0
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Phase(Enum):
+    """Where a core is in its life. It only ever moves down this list, to one of the last two."""
+
+    NEW = "new"
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    DEAD = "dead"
+
+
+class _Connection(asyncio.Protocol):
+    """The front's end of the socket. Owned by the event loop of its client."""
+
+    def __init__(self, client: CoreClient) -> None:
+        self._client = client
+        self._splitter = FrameSplitter()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is of no such class
+
+    def data_received(self, received: bytes) -> None:
+        try:
+            for payload in self._splitter.feed(received):
+                self._client.receive(to_front_decoder.decode(payload))
+        except (FrameError, msgspec.DecodeError) as error:
+            log.error("the core sent what cannot be read: %s", error)
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._client.lose_core()
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport else 0
+
+    def write(self, frame: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(frame)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class CoreClient:
+    """One core process, from start to end. Owned by the event loop that called `start`."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.NEW
+        self.heartbeat_s = float("-inf")
+        self.last_stats: CoreStats | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._core: LaunchedCore | None = None
+        self._connection = _Connection(self)
+        self._info: ModelInfo | None = None
+        self._cause: EngineError | None = None
+        self._is_ending = False
+        self._numbers = itertools.count(1)
+        self._requests: dict[str, asyncio.Future[Outcome]] = {}
+        self._forgets: dict[str, asyncio.Future[ForgetDone]] = {}
+        self._queries: dict[str, asyncio.Future[CoreStats]] = {}
+        self._starts: dict[str, asyncio.Future[ModelInfo]] = {}
+        self._drained = asyncio.Event()
+        self._gone = asyncio.Event()
+
+    # Life
+
+    async def start(
+        self, model_dir: str | None, config: EngineConfig, core_module: str, log_level: str
+    ) -> None:
+        """Start the core and wait until it serves.
+
+        Raises ConfigError for a model or a setting that cannot work, EngineDead if the core ends.
+        """
+        if self.phase is not Phase.NEW:
+            raise RuntimeError(f"this engine is {self.phase.value}: make a new one to start")
+        self.phase = Phase.STARTING
+        self._loop = asyncio.get_running_loop()
+        self._core = launch_core(core_module, log_level)
+        try:
+            await self._loop.create_unix_connection(lambda: self._connection, sock=self._core.sock)
+            message = Start(model_dir=model_dir, config=config)
+            self._info = await self._ask(to_frame(message), self._starts, "start")
+        except BaseException:
+            if self.phase is Phase.STARTING:
+                self.phase = Phase.STOPPED
+            self._is_ending = True
+            self.kill()
+            await self._reap()
+            raise
+        self.phase = Phase.SERVING
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no new requests and wait for the pending ones; False if some are left."""
+        if self.phase is Phase.SERVING:
+            self.phase = Phase.DRAINING
+            self._send(Drain())
+        if self.phase is Phase.DRAINING and not self._drained.is_set():
+            try:
+                await asyncio.wait_for(self._drained.wait(), timeout_s)
+            except TimeoutError:
+                log.warning("%d requests are left after %.1f s", len(self._requests), timeout_s)
+        return not self._requests
+
+    async def stop(self, drain_timeout_s: float) -> None:
+        """Drain, end the core, and wait for its process to go. Harmless when repeated.
+
+        What is still pending after `drain_timeout_s` ends with `Draining`.
+        """
+        try:
+            if self.phase in (Phase.SERVING, Phase.DRAINING):
+                await self.drain(drain_timeout_s)
+            self._is_ending = True
+            if self.phase is Phase.DRAINING:
+                self._send(Shutdown())
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._gone.wait(), _EXIT_WAIT_S)
+            elif self.phase is Phase.STARTING:
+                self.kill()
+        except asyncio.CancelledError:
+            self.kill()
+            raise
+        finally:
+            if self.phase is not Phase.DEAD:
+                self.phase = Phase.STOPPED
+            self._fail_pending(Draining("the engine has been shut down"))
+            await self._reap()
+
+    def kill(self) -> None:
+        """End the core's process at once, without any answer."""
+        if self._core is not None and self._core.process.poll() is None:
+            self._core.process.kill()
+
+    async def wait_dead(self) -> EngineError:
+        """Return only when the core has ended without being told to, with the reason."""
+        await self._gone.wait()
+        if self.phase is not Phase.DEAD:
+            await asyncio.get_running_loop().create_future()
+        return self._death()
+
+    async def _reap(self) -> None:
+        """Wait for the process to end; kill it if it does not, or if the wait is cancelled."""
+        if self._core is None:
+            return
+        process = self._core.process
+        try:
+            if process.poll() is None:
+                await asyncio.to_thread(process.wait, _EXIT_WAIT_S)
+        except subprocess.TimeoutExpired:
+            log.error("the core did not end within %.0f s: it is killed", _EXIT_WAIT_S)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            self._connection.close()
+            self._core.sock.close()
+
+    # State
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model. Raises EngineDead before the core is ready."""
+        if self._info is None:
+            raise self.refusal()
+        return self._info
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._core is None else self._core.process.pid
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._requests)
+
+    def refusal(self) -> EngineError:
+        """Why a request is not taken now; for when the phase is not SERVING."""
+        match self.phase:
+            case Phase.NEW:
+                return EngineDead("the engine has not been started: use `async with` or `start`")
+            case Phase.STARTING:
+                return EngineDead("the engine is starting: the model is not loaded yet")
+            case Phase.DRAINING | Phase.STOPPED:
+                return Draining("the engine is shutting down and takes no new requests")
+            case _:
+                return self._death()
+
+    # Calls
+
+    async def submit(self, request: Request) -> Outcome:
+        """The outcome of a request. Cancelling the caller gives it up. Raises EngineError."""
+        self._check_serves()
+        core_id = f"{request.request_id}/{next(self._numbers)}"
+        message = Submit(request=msgspec.structs.replace(request, request_id=core_id))
+        unsent_bytes = self._connection.unsent_bytes
+        if unsent_bytes > MAX_UNSENT_BYTES:
+            raise Overloaded(
+                f"{unsent_bytes} bytes of requests wait for the core, the limit is "
+                f"{MAX_UNSENT_BYTES}: retry later",
+                limit=MAX_UNSENT_BYTES,
+                value=unsent_bytes,
+            )
+        try:
+            frame = to_frame(message)
+        except FrameError as error:
+            raise TooLarge(f"{error}: send less at once") from None
+        try:
+            return await self._ask(frame, self._requests, core_id)
+        except asyncio.CancelledError:
+            self._send(Cancel(request_id=core_id))
+            raise
+
+    async def forget(self, namespace: str, user_id: str) -> Forgotten:
+        """Remove a user's state; returns when nothing can touch it any more."""
+        self._check_serves()
+        ticket = f"f{next(self._numbers)}"
+        message = Forget(namespace=namespace, user_id=user_id, ticket=ticket)
+        return (await self._ask(to_frame(message), self._forgets, ticket)).forgotten
+
+    async def stats(self) -> CoreStats:
+        """The core's metrics as of now."""
+        if self.phase not in (Phase.SERVING, Phase.DRAINING):
+            raise self.refusal()
+        ticket = f"s{next(self._numbers)}"
+        return await self._ask(to_frame(StatsQuery(ticket=ticket)), self._queries, ticket)
+
+    def _check_serves(self) -> None:
+        if self.phase is not Phase.SERVING:
+            raise self.refusal()
+
+    async def _ask(self, frame: bytes, table: dict[str, asyncio.Future[T]], key: str) -> T:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            raise RuntimeError("this engine belongs to the event loop that started it")
+        future: asyncio.Future[T] = loop.create_future()
+        table[key] = future
+        self._connection.write(frame)
+        try:
+            return await future
+        finally:
+            table.pop(key, None)
+
+    def _send(self, message: ToCore) -> None:
+        self._connection.write(to_frame(message))
+
+    # From the core
+
+    def receive(self, message: ToFront) -> None:
+        """Take a message of the core."""
+        match message:
+            case Outcomes(outcomes=outcomes):
+                for outcome in outcomes:
+                    _resolve(self._requests, outcome.request_id, outcome)
+            case Heartbeat(sent_s=sent_s, stats=stats):
+                self.heartbeat_s = sent_s
+                self.last_stats = stats
+            case StatsReply(ticket=ticket, stats=stats):
+                self.last_stats = stats
+                _resolve(self._queries, ticket, stats)
+            case Forgot(done=done):
+                _resolve(self._forgets, done.ticket, done)
+            case Ready(info=info):
+                self.heartbeat_s = time.monotonic()
+                _resolve(self._starts, "start", info)
+            case Drained():
+                self._drained.set()
+            case Fatal(error=error):
+                self._die(from_record(error))
+
+    def lose_core(self) -> None:
+        """The socket is closed: the process has ended or is about to."""
+        if not self._is_ending:
+            self._die(EngineDead(f"the core process {self.pid} has ended unexpectedly"))
+        self._drained.set()
+        self._gone.set()
+
+    def _die(self, cause: EngineError) -> None:
+        if self.phase is Phase.DEAD:
+            return
+        was_starting = self.phase is Phase.STARTING
+        self.phase = Phase.DEAD
+        self._cause = cause
+        if not was_starting:  # otherwise `start` raises it
+            log.error("the core is dead: %s", cause)
+        for start in self._starts.values():
+            if not start.done():
+                start.set_exception(cause)
+        self._fail_pending(self._death())
+        self._drained.set()
+        self._gone.set()
+
+    def _death(self) -> EngineError:
+        """A fresh EngineDead with the cause's words (one exception must not be raised twice)."""
+        return EngineDead("the core has ended" if self._cause is None else self._cause.message)
+
+    def _fail_pending(self, error: EngineError) -> None:
+        for table in (self._requests, self._forgets, self._queries, self._starts):
+            for future in table.values():
+                if not future.done():
+                    future.set_exception(type(error)(error.message))
+            table.clear()
+
+
+def _resolve(table: dict[str, asyncio.Future[T]], key: str, result: T) -> None:
+    """Answer a call; one that was given up meanwhile is no longer in the table."""
+    future = table.pop(key, None)
+    if future is not None and not future.done():
+        future.set_result(result)

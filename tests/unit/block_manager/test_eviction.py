@@ -1,0 +1,85 @@
+"""The order of users, and loading a policy by name."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+from engine.block_manager import eviction
+from engine.block_manager.eviction import GROUP, Lru, load_policy
+from engine.errors import ConfigError
+
+
+def test_lru_order_is_the_order_of_touches() -> None:
+    order: Lru[str] = Lru()
+    for user in ("a", "b", "c", "a"):
+        order.touch(user)
+    assert list(order.victims()) == ["b", "c", "a"]
+    order.remove("c")
+    order.remove("never seen")
+    assert list(order.victims()) == ["b", "a"]
+    assert "a" in order
+    assert "c" not in order
+    assert len(order) == 2
+
+
+def test_lru_is_found_by_name() -> None:
+    assert isinstance(load_policy("lru", {})(), Lru)
+
+
+def test_an_unknown_policy_is_refused_with_the_choices() -> None:
+    with pytest.raises(ConfigError, match=r"'fifo' is not installed: choose one of lru"):
+        load_policy("fifo", {})
+
+
+class Fifo(Lru[str]):
+    """A plug-in: a second touch does not count."""
+
+    def __init__(self, options: dict[str, object]) -> None:
+        super().__init__()
+        self.options = options
+
+    def touch(self, entry: str) -> None:
+        if entry not in self:
+            super().touch(entry)
+
+
+def not_a_policy(options: dict[str, object]) -> object:
+    return object()
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entry points as packages would register them."""
+    targets = {
+        "fifo": (Fifo, "plugin:Fifo"),
+        "wrong": (not_a_policy, "plugin:not_a_policy"),
+        "broken": (None, "no_such_module_anywhere:factory"),
+    }
+
+    class Installed(EntryPoint):
+        def load(self) -> object:
+            target = targets[self.name][0]
+            return super().load() if target is None else target
+
+    points = EntryPoints(Installed(name, value, GROUP) for name, (_, value) in targets.items())
+    monkeypatch.setattr(eviction, "entry_points", lambda group: points.select(group=group))
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_plug_in_is_made_with_its_options() -> None:
+    policy = load_policy("fifo", {"limit": 3})()
+    assert isinstance(policy, Fifo)
+    assert policy.options == {"limit": 3}
+    for user in ("a", "b", "a"):
+        policy.touch(user)
+    assert list(policy.victims()) == ["a", "b"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_plug_in_that_cannot_be_loaded_is_loud() -> None:
+    with pytest.raises(ConfigError, match=r"'broken' .* could not be loaded"):
+        load_policy("broken", {})
+    with pytest.raises(ConfigError, match="must return an EvictionPolicy"):
+        load_policy("wrong", {})()

@@ -1,0 +1,64 @@
+"""The residency table and the growing arrays of a state."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from engine.block_manager.user_state import (
+    TRANSITIONS,
+    Event,
+    Residency,
+    UserKey,
+    UserState,
+)
+from engine.errors import InvariantError
+
+KEY = UserKey("shop", "u1", "v1")
+
+
+@pytest.mark.parametrize(("before", "event"), list(product(Residency, Event)))
+def test_fire_follows_the_table_and_refuses_what_is_not_in_it(
+    before: Residency, event: Event
+) -> None:
+    state = UserState(KEY, residency=before)
+    if (before, event) in TRANSITIONS:
+        state.fire(event)
+        assert state.residency is TRANSITIONS[before, event]
+    else:
+        with pytest.raises(InvariantError, match=f"{event.value!r} in state {before.value!r}"):
+            state.fire(event)
+        assert state.residency is before
+
+
+def test_every_residency_can_be_left_and_ends_absent() -> None:
+    for start in Residency:
+        seen, front = {start}, {start}
+        while front:
+            front = {after for (at, _), after in TRANSITIONS.items() if at in front} - seen
+            seen |= front
+        assert Residency.ABSENT in seen
+
+
+def test_arrays_grow_by_small_steps_and_give_room_back() -> None:
+    state = UserState(KEY)
+    for page in range(1000):
+        state.append_pages(np.array([page], dtype=np.int32))
+    assert state.pages.tolist() == list(range(1000))
+    assert state.array_bytes() <= 4 * 1000 * 9 // 8
+    assert state.cut_pages(300).tolist() == list(range(300, 1000))
+    assert state.pages.tolist() == list(range(300))
+    assert state.array_bytes() <= 4 * 600
+    state.append_pages(np.array([7, 8], dtype=np.int32))
+    assert state.pages[-3:].tolist() == [299, 7, 8]
+
+
+def test_cutting_to_more_than_there_is_changes_nothing() -> None:
+    state = UserState(KEY)
+    state.append_chunks(np.array([3, 4], dtype=np.int32))
+    state.append_hashes(np.array([5], dtype=np.uint64))
+    assert state.cut_chunks(9).tolist() == []
+    state.cut_hashes(9)
+    assert (state.chunks.tolist(), state.hashes.tolist()) == ([3, 4], [5])

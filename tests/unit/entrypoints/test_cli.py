@@ -1,0 +1,172 @@
+"""Flags, files and how they override each other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.config import (
+    AttentionConfig,
+    CacheConfig,
+    EngineConfig,
+    SchedulerConfig,
+    TransferConfig,
+)
+from engine.entrypoints import cli
+from engine.entrypoints.cli import (
+    Arguments,
+    CacheFlags,
+    ComputeFlags,
+    ConformanceOptions,
+    ServeFlags,
+    flat_options,
+    main,
+    serve_config,
+)
+from engine.entrypoints.config import ServeConfig, ServerConfig
+from engine.errors import ConfigError
+
+
+def serve(*flags: str, file: Path | None = None) -> ServeConfig:
+    return serve_config(Arguments(list(flags), file))
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_without_flags_all_is_default() -> None:
+    assert serve() == ServeConfig()
+
+
+def test_flags_set_what_they_name() -> None:
+    line = (
+        "--model m --port 0 --cache device --device-pages 9 --page-size 4 --chunk-size 8 "
+        "--host-bytes 77 --max-queue-requests 200 --no-look-ahead --workers python "
+        "--backend reference --threads 1 --check-invariants --no-access-log"
+    )
+    config = serve(*line.split())
+    assert config == ServeConfig(
+        model="m",
+        server=ServerConfig(port=0, access_log=False),
+        engine=EngineConfig(
+            cache=CacheConfig(
+                tiers="device", device_pages=9, page_size=4, chunk_size=8, host_bytes=77
+            ),
+            scheduler=SchedulerConfig(max_queue_requests=200, look_ahead=False),
+            transfer=TransferConfig(workers="python"),
+            attention=AttentionConfig(backend="reference"),
+            threads=1,
+            check_invariants=True,
+        ),
+    )
+
+
+def test_the_command_line_overrides_the_file_which_overrides_defaults(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "c.yaml",
+        """
+        model: from-file
+        server: {port: 1234, drain_timeout_s: 5}
+        engine:
+          cache: {tiers: "off", page_size: 8, chunk_size: 64}
+          attention: {backend: torch, options: {tile: 64}}
+        """,
+    )
+    config = serve("--port", "99", "--cache", "tiered", file=file)
+    assert config.model == "from-file"
+    assert (config.server.port, config.server.drain_timeout_s) == (99, 5.0)
+    assert (config.engine.cache.tiers, config.engine.cache.page_size) == ("tiered", 8)
+    assert config.engine.attention.options == {"tile": 64}
+    assert config.engine.cache.device_pages == 2048
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("modle: x", "modle"),
+        ("engine: {cache: {pages: 3}}", "pages"),
+        ("server: {port: many}", "port"),
+        ("server: {port: 70000}", "70000"),
+        ("- a", "list"),
+        ("a: [", "YAML"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, names: str) -> None:
+    with pytest.raises(ConfigError, match=names):
+        serve(file=write(tmp_path / "c.yaml", text))
+
+
+def test_options_of_a_flat_command_come_from_its_file_too(tmp_path: Path) -> None:
+    file = write(tmp_path / "c.yaml", "golden: here\npage-size: 4\nbackend: [a, b]\n")
+    assert flat_options(ConformanceOptions, Arguments([], file), "conformance") == (
+        ConformanceOptions(golden="here", page_size=4, backend=("a", "b"))
+    )
+    arguments = Arguments(["--page-size", "8"], file)
+    assert flat_options(ConformanceOptions, arguments, "conformance").page_size == 8
+    wrong = write(tmp_path / "w.yaml", "golden: here\nbakend: a\n")
+    with pytest.raises(ConfigError, match="bakend"):
+        flat_options(ConformanceOptions, Arguments([], wrong), "conformance")
+
+
+def test_backends_repeat() -> None:
+    arguments = Arguments(["--golden", "g", "--backend", "x", "--backend", "y"], None)
+    assert flat_options(ConformanceOptions, arguments, "conformance").backend == ("x", "y")
+
+
+def test_every_setting_has_one_flag() -> None:
+    """All fields of the tree are flags, no two of the same name."""
+    assert set(CacheFlags.__struct_fields__) - {"cache"} == (
+        set(CacheConfig.__struct_fields__) - {"tiers"}
+    )
+    sections = (ServerConfig, CacheFlags, SchedulerConfig, TransferConfig, ComputeFlags)
+    names = [name for section in sections for name in section.__struct_fields__]
+    assert len(names) == len(set(names))
+    assert set(ServeFlags.__struct_fields__) == {
+        "model", "server", "cache", "scheduler", "transfer", "compute",
+    }  # fmt: skip
+    assert set(EngineConfig.__struct_fields__) == {
+        "cache", "scheduler", "transfer", "attention", "threads", "check_invariants",
+    }  # fmt: skip
+    flags = ServeFlags.from_config(ServeConfig(model="m"))
+    assert msgspec.structs.replace(flags, model=None).to_config({}) == ServeConfig()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["serve", "--port", "70000"], "mtserve serve: port is 70000: give 0 to 65535"),
+        (["serve", "--config"], "mtserve serve: --config needs a file"),
+        (["serve", "--config", "/no/such"], "No such file"),
+        (["fly"], "unknown command 'fly'"),
+        ([], "usage: mtserve"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert line in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_help_names_the_commands_and_loads_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from engine.entrypoints.cli import main\n"
+        "assert main(['--help']) == 0\n"
+        "import engine, engine.async_engine, engine.entrypoints.api_server\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    for command in cli.COMMANDS:
+        assert command in done.stdout
