@@ -76,7 +76,7 @@ def build_core(
     host_bytes = cache.host_bytes if cache.tiers == "tiered" else 0
     arena = HostArena.within(host_bytes, pools, cache.chunk_size)
     wake, metrics = Wake(), Metrics()
-    copies = make_copy_engine(config.transfer.workers, pools, arena, wake)
+    copies = make_copy_engine(config.transfer.workers, pools, arena, wake, hooks.clock)
     if hooks.wrap_copies is not None:
         copies = hooks.wrap_copies(copies)
     bytes_per_page = pools.page_bytes * spec.num_layers

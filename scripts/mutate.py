@@ -38,10 +38,8 @@ class Fault(NamedTuple):
     test: str
 
 
-EXACTNESS = (
-    "tests/property/test_engine_exactness.py::test_cached_equals_recomputed_whatever_happens"
-)
-BLOCKS = "tests/property/test_block_manager.py"
+EXACT = "tests/numerics/test_cache_exactness.py::test_"
+COPIES = "tests/unit/block_manager/test_copies.py::test_"
 
 FAULTS = [
     Fault(
@@ -49,28 +47,29 @@ FAULTS = [
         "engine/block_manager/fingerprint.py",
         "    equal = hashes[:common] == chain.boundaries[:common]\n",
         "    equal = np.ones(common, dtype=bool)\n",
-        f"{EXACTNESS}[append-torch]",
+        f"{EXACT}edited_event_is_not_served_from_the_old_state",
     ),
     Fault(
         "trust_the_length_of_the_tail",
         "engine/block_manager/fingerprint.py",
         "    if length % page_size == 0 or chain.at(length) == tail_hash:\n",
         "    if True:\n",
-        f"{EXACTNESS}[append-torch]",
+        f"{EXACT}edit_inside_the_last_partial_page_is_noticed_when_the_history_grows",
     ),
     Fault(
         "hash_one_input_less",
         "engine/block_manager/fingerprint.py",
         "        rows = np.ascontiguousarray(records)\n",
         "        rows = np.ascontiguousarray(records[:, :-1])\n",
-        f"{EXACTNESS}[interleaved-torch]",
+        "tests/unit/block_manager/test_fingerprint.py"
+        "::test_every_changed_input_changes_every_later_hash",
     ),
     Fault(
         "leave_the_seed_out",
         "engine/block_manager/fingerprint.py",
         "        start = xxh3_64_intdigest(seed)\n",
         '        start = xxh3_64_intdigest(b"")\n',
-        f"{EXACTNESS}[exact-torch]",
+        f"{EXACT}exact_mode_reuses_only_the_same_history",
     ),
     Fault(
         "attend_before_the_wait",
@@ -84,49 +83,49 @@ FAULTS = [
         "engine/block_manager/state_copies.py",
         "        state.offload_len = target\n",
         "        state.offload_len = state.host_len = target\n",
-        f"{EXACTNESS}[append-torch]",
+        f"{COPIES}host_len_rises_page_by_page_as_an_offload_proceeds",
     ),
     Fault(
         "let_host_length_rise_past_a_hole",
         "engine/block_manager/state_copies.py",
         "        if layout.page_start(job.first_page) > state.host_len:\n            return\n",
         "",
-        BLOCKS,
+        f"{COPIES}host_length_never_rises_past_a_hole_that_a_failure_left",
     ),
     Fault(
         "count_a_job_of_an_old_branch",
         "engine/block_manager/state_copies.py",
         "        if not state.is_attached or job.branch != state.branch:\n",
         "        if not state.is_attached:\n",
-        BLOCKS,
+        f"{COPIES}an_offload_of_an_old_branch_counts_for_nothing",
     ),
     Fault(
         "forget_leaves_a_chunk",
         "engine/block_manager/tiers.py",
         "        self.cut_host(state, 0)\n        self.settle(state)\n",
         "        self.cut_host(state, self.layout.chunk_tokens)\n        self.settle(state)\n",
-        BLOCKS,
+        f"{EXACT}forgotten_user_starts_from_nothing",
     ),
     Fault(
         "kv_hi_off_by_one",
         "engine/runner/batch.py",
         "    suffix_hi = np.full(len(suffix), prepared.length, np.int32)\n",
         "    suffix_hi = np.full(len(suffix), prepared.length + 1, np.int32)\n",
-        f"{EXACTNESS}[append-torch]",
+        f"{EXACT}shorter_history_is_served_and_the_state_kept",
     ),
     Fault(
         "reuse_a_page_while_a_copy_reads_it",
         "engine/block_manager/copies_in_flight.py",
         "        self._pages.retain(job.pages)\n",
         "        self._pages.retain(job.pages)\n        self._pages.release(job.pages)\n",
-        BLOCKS,
+        f"{COPIES}pages_of_a_running_offload_are_not_reused_after_a_divergence",
     ),
     Fault(
         "keep_the_page_where_a_history_diverges",
         "engine/block_manager/fingerprint.py",
         "    return Match(matched=common * page_size, is_prefix=False, diverges=True)\n",
         "    return Match(matched=length, is_prefix=False, diverges=False)\n",
-        f"{EXACTNESS}[append-torch]",
+        f"{EXACT}edit_inside_the_last_partial_page_is_noticed_when_the_history_grows",
     ),
 ]
 

@@ -6,7 +6,7 @@ Legend: L history rows of a request, S suffix rows, H heads, K kv heads, A qk_di
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -192,7 +192,7 @@ def run_step(
     """
     spec = problem.case.spec
     if page_size is not None:
-        spec = AttentionSpec(**{**_fields(spec), "page_size": page_size})
+        spec = replace(spec, page_size=page_size)
     store = _Store(problem, spec, shuffle)
     backend = make(spec)
     out = torch.full((problem.num_rows, spec.num_heads, spec.v_dim), torch.nan)
@@ -296,10 +296,6 @@ def _piece_rows(problem: Problem, piece: Piece, table: Int32Array) -> PieceRows:
 
 def _row_numbers(rows: RequestRows, piece: Piece) -> Int64Array:
     return np.concatenate((np.arange(piece.start, piece.stop), rows.shape.length + piece.suffix))
-
-
-def _fields(spec: AttentionSpec) -> dict[str, object]:
-    return {name: getattr(spec, name) for name in spec.__dataclass_fields__}
 
 
 def _request(case: AttentionCase, shape: RequestShape, rng: np.random.Generator) -> RequestRows:

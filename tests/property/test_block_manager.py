@@ -37,7 +37,7 @@ from engine.transfer.jobs import CopyJob, Direction
 
 LONG_RUN = int(os.environ.get("BLOCK_MANAGER_EXAMPLES", "0"))
 SETTINGS = settings(
-    max_examples=LONG_RUN or 120,
+    max_examples=LONG_RUN or 200,
     stateful_step_count=100,
     derandomize=LONG_RUN == 0,
     deadline=None,
@@ -57,7 +57,7 @@ KEYS = (
     UserKey("shop", "a", "v1"),
     UserKey("", "a", "v1", private_to=7),
 )
-keys = st.sampled_from(KEYS)
+keys = st.sampled_from([*[KEYS[0]] * 4, *KEYS])
 
 
 class Act(Enum):
@@ -77,6 +77,8 @@ class Step(Enum):
     SERVE = "serve"
     SERVE_AND_DRAIN = "serve and drain"
     COMMIT = "commit"
+    EMPTY_DEVICE = "empty device"
+    START_COPIES = "start copies"
     COPY = "copy"
     COPY_SOME_PAGES = "copy some pages"
     POLL = "poll"
@@ -99,10 +101,11 @@ STEPS = [
     *Trouble,
     Trouble.FAIL_COPY,
     *[step for step in Step for _ in range(2)],
+    *[Step.SERVE] * 2,
     *[Step.SERVE_AND_DRAIN] * 4,
-    *[Step.COPY] * 2,
+    *[Step.START_COPIES] * 2,
 ]
-acts = st.sampled_from([*[Act.APPEND] * 5, *[Act.SAME] * 3, *Act])
+acts = st.sampled_from([*[Act.APPEND] * 4, *[Act.SAME] * 2, Act.EDIT, *Act])
 
 
 def chain_of(tokens: Sequence[int], key: UserKey, page_size: int) -> HashChain:
@@ -232,6 +235,12 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 self._let_all_copies_end()
         elif step is Step.COMMIT:
             self._commit(amount)
+        elif step is Step.EMPTY_DEVICE:
+            self._empty_device()
+        elif step is Step.START_COPIES:
+            for direction in Direction:
+                if self._current(direction) is None:
+                    self._move_on(direction)
         elif step is Step.COPY:
             self._move_on(Direction.ONLOAD if amount % 2 else Direction.OFFLOAD)
         elif step is Step.COPY_SOME_PAGES:
@@ -246,6 +255,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self._miss(which)
         elif trouble is Trouble.FAIL_COPY:
             self._fail_copy(Direction.ONLOAD if which % 2 else Direction.OFFLOAD, which // 2)
+            if which > 5:
+                self._let_all_copies_end()
         elif trouble is Trouble.PREFETCH:
             self._prefetch(key, 1 + which % 4)
         elif trouble is Trouble.FORGET:
@@ -256,6 +267,14 @@ class BlockManagerMachine(RuleBasedStateMachine):
             assert self.manager.user(key) is None
 
     # Requests.
+
+    def _empty_device(self) -> None:
+        """A piece that takes all pages, so that the next requests find the host only."""
+        key = UserKey("", "everything", "v1")
+        reservation = self._reserve(key, [0] * self.num_pages * self.page_size, 10**6)
+        if reservation is not None:
+            self.manager.release(reservation, onload_failed=False)
+            event("emptied the device")
 
     def _history(self, key: UserKey, act: Act, amount: int) -> Tokens:
         earlier = self.sent.get(key) or [[]]
@@ -330,7 +349,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def _reserve(self, key: UserKey, history: Tokens, stop: int) -> Reservation | None:
         protected = {piece.reservation.key for piece in self.open}
         chain = chain_of(history, key, self.page_size)
-        return self.manager.reserve(key, chain, stop=stop, protected=protected)
+        return self.manager.reserve(key, chain, stop=min(stop, len(history)), protected=protected)
 
     def _opened(self, reservation: Reservation, history: Tokens) -> None:
         self.open.append(Piece(reservation, history))
@@ -476,6 +495,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
             event("offload in part")
 
     def _fail_copy(self, direction: Direction, pages: int) -> None:
+        if self._current(direction) is None:
+            self._move_on(direction)
         job = self._current(direction)
         if job is None:
             return

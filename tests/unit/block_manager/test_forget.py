@@ -59,6 +59,18 @@ def test_forget_waits_for_a_running_offload(blocks: Blocks) -> None:
     blocks.check()
 
 
+def test_progress_of_a_forgotten_users_offload_counts_for_nothing(blocks: Blocks) -> None:
+    blocks.serve("a", 10)
+    job = blocks.copies.queued[0]
+    blocks.copies.start(job)
+    blocks.manager.forget(("", "a"))
+    blocks.copies.advance(job, 1)
+    blocks.report()
+    blocks.check(idle=False)
+    blocks.serve("a", 10)
+    assert blocks.lengths("a") == [(10, 0)]
+
+
 def test_a_step_of_a_forgotten_user_finishes_without_indexing_or_offloading(
     blocks: Blocks,
 ) -> None:

@@ -41,6 +41,13 @@ def test_planning_a_piece_makes_its_user_the_most_recent() -> None:
     assert blocks.lengths("a", "b", "c") == [(16, 16), (12, 16), (16, 16)]
 
 
+def test_planning_a_piece_makes_its_user_the_most_recent_on_the_host_too() -> None:
+    blocks = filled(num_pages=32, num_chunks=6)
+    blocks.serve("a", 16)
+    blocks.serve("d", 8)
+    assert blocks.lengths("a", "b", "c") == [(16, 16), (16, 8), (16, 16)]
+
+
 def test_recency_follows_planning_not_commit() -> None:
     blocks = Blocks(num_pages=8)
     first, second = blocks.must_plan("a", 16), blocks.must_plan("b", 16)

@@ -107,17 +107,25 @@ def test_late_copy_that_fails_in_the_end_is_counted_once():
 
 
 def test_failure_between_suffix_pieces_keeps_the_scores_that_are_there():
-    core = core_with_host_state("ann", max_batch_tokens=12)
+    core = CoreUnderTest(pages=12, max_batch_tokens=12, max_batch_requests=1, look_ahead=False)
+    core.warm("ann", 16)
+    core.runner.steps.clear()
     ann = core.rank("ann", 16, candidates=30)
     core.steps()
-    core.copies.finish(core.copies.onloads[0])
-    core.turn()
-    # Between pieces another user takes ann's pages; they come back from the host, and fail.
-    assert core.pieces == [[(16, 16, 12)]]
-    core.turn()
-    core.turn()
-    assert core.hits(ann) == (0, 16, 0)
+    core.rank("bob", 40, priority=-9)
+    core.copies.is_automatic = False
+    while not core.copies.onloads:
+        core.turn()
+    (onload,) = core.copies.onloads
+    assert (onload.first_page, onload.num_pages) == (2, 2), "bob took two pages between the pieces"
+    core.copies.fail(onload)
+    core.settle()
+    assert core.pieces[0] == [(16, 16, 12)]
+    # The second dozen is garbage; the rows that were lost come with what fits, then the rest.
+    assert core.pieces[-4:] == [[(16, 16, 12)], [(8, 16, 4)], [(16, 16, 12)], [(16, 16, 2)]]
+    assert core.hits(ann) == (8, 0, 8)
     assert core.response(ann).scores.shape == (30, 2)
+    core.assert_everything_comes_back()
 
 
 def test_request_whose_copies_fail_twice_is_still_answered():

@@ -4,9 +4,7 @@ from core_harness import CoreUnderTest
 
 
 def drops(core):
-    return [
-        core.value("deadline_drops_total", stage) for stage in ("admission", "queue", "launch")
-    ]
+    return [core.value("deadline_drops_total", stage) for stage in ("admission", "queue", "launch")]
 
 
 def test_deadline_that_has_passed_is_refused():

@@ -142,7 +142,7 @@ def test_busy_device_leaves_the_core_with_nothing_to_do():
     assert not core.core.is_idle
 
 
-def test_device_without_thread_answers_within_the_passes_of_the_loop():
+def test_requests_of_one_a_step_are_answered_in_queue_order():
     core = CoreUnderTest(max_batch_requests=1)
     ids = [core.rank(user, 8) for user in ("ann", "bob")]
     core.settle()

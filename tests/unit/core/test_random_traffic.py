@@ -48,6 +48,8 @@ class Traffic:
         if kind == "known":
             return self.core.prefetch(user, **options)
         history = self._change(user)
+        if self.core.model.spec.num_context:
+            options["context"] = [USERS.index(user) % self.random.choice([3, 3, 3, 1])]
         if kind == "retrieve" and history:
             return self.core.retrieve(user, history, **options)
         if kind == "prefetch":
@@ -107,6 +109,7 @@ class Traffic:
 def random_options(seed):
     choose = random.Random(-seed - 1).choice
     return {
+        "model": choose(["append", "append", "exact"]),
         "pages": choose([6, 8, 11, 14]),
         "page_size": choose([3, 4]),
         "chunks": choose([0, 1, 3, 8]),
@@ -139,7 +142,7 @@ def test_every_request_ends_once_and_the_pools_are_whole(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_abort_at_any_moment_answers_everything(seed):
     traffic = Traffic(seed, **random_options(seed))
-    for _ in range(20 + seed % 60):
+    for _ in range(20 + 7 * seed % 60):
         traffic.anything()
     traffic.core.core.close()
     traffic.core.collect()
@@ -150,6 +153,7 @@ def test_abort_at_any_moment_answers_everything(seed):
 def test_nothing_starves_under_endless_arrivals(seed):
     options = random_options(seed)
     options |= {"automatic_copies": True, "max_queue_requests": 100, "copy_timeout_s": 10.0}
+    options |= {"max_piece_tokens": 8}
     traffic = Traffic(seed, **options)
     core = traffic.core
     arrived = {}
@@ -161,6 +165,6 @@ def test_nothing_starves_under_endless_arrivals(seed):
             core.run_device()
         core.steps()
         oldest = min((arrived[name] for name in arrived if name not in core.outcomes), default=turn)
-        # At most 6 requests at a time, each of at most 44 + 15 rows: 8 pieces of 8 rows.
+        # At most 6 requests at a time, each of at most 45 + 15 rows: about 9 pieces.
         assert turn - oldest <= 60
     core.assert_everything_comes_back()

@@ -127,7 +127,7 @@ def test_bug_while_committing_gives_no_second_outcome():
 # The synchronous engine over such a core.
 
 
-def engine_over(core, run_device=True):
+def engine_over(core):
     """An engine whose waiting runs the fake device."""
     engine = Engine(core.core)
 
