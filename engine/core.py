@@ -134,6 +134,7 @@ class EngineCore:
         self.info = parts.info
         self.wake = parts.wake
         self.metrics = parts.metrics
+        self.config = config
         self._parts = parts
         self._config = config
         self._model = parts.model

@@ -6,6 +6,7 @@ background, as always.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +14,7 @@ from typing import Any, Self
 from engine.assembly import Hooks, core_from_model_dir
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.errors import EngineDead, EngineError, from_record
+from engine.errors import EngineDead, EngineError, InvalidRequest, from_record
 from engine.request_builder import FeaturesLike, build_request
 from engine.types import (
     CoreStats,
@@ -35,7 +36,8 @@ class Engine:
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         self._num_forgets = 0
-        self._unclaimed: list[Outcome | ForgetDone] = []
+        limits = core.config.scheduler
+        self._max_open = min(limits.max_queue_requests, limits.max_queue_requests_per_user)
 
     @classmethod
     def from_model_dir(
@@ -90,23 +92,26 @@ class Engine:
             for message in self._advance():
                 if isinstance(message, ForgetDone) and message.ticket == ticket:
                     return message.forgotten
-                self._unclaimed.append(message)
 
     def run(self, requests: Iterable[Request]) -> list[Outcome]:
-        """All requests, batched as the scheduler sees fit; outcomes in the requests' order."""
-        ids: list[str] = []
-        for request in requests:
-            self.core.submit(request)
-            ids.append(request.request_id)
-        missing = set(ids)
+        """All requests, batched as the scheduler sees fit; outcomes in the requests' order.
+
+        No more requests are open at a time than the queue may hold, so that none is refused
+        for its number."""
+        coming = deque(requests)
+        ids = [request.request_id for request in coming]
+        if len(set(ids)) < len(ids):
+            raise InvalidRequest("a request_id appears twice: give each request its own")
+        open_ids: set[str] = set()
         outcomes: dict[str, Outcome] = {}
-        while missing:
+        while coming or open_ids:
+            while coming and len(open_ids) < self._max_open:
+                open_ids.add(coming[0].request_id)
+                self.core.submit(coming.popleft())
             for message in self._advance():
-                if isinstance(message, Outcome) and message.request_id in missing:
+                if isinstance(message, Outcome) and message.request_id in open_ids:
                     outcomes[message.request_id] = message
-                    missing.discard(message.request_id)
-                else:
-                    self._unclaimed.append(message)
+                    open_ids.remove(message.request_id)
         return [outcomes[request_id] for request_id in ids]
 
     def drain_transfers(self) -> None:

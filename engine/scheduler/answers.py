@@ -52,7 +52,7 @@ class Answers:
             )
         device_tokens, host_tokens = entry.device_tokens or 0, entry.host_tokens
         base_length, fingerprint = 0, ""
-        if chain is not None:
+        if chain is not None and not entry.is_transient:
             base_length, fingerprint = self._delta_base(prepared, chain)
         is_bypass = entry.is_transient or entry.scratch_reason not in (None, "query_time")
         first_planned_s = entry.first_planned_s or entry.admitted_s

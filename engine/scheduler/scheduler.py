@@ -114,7 +114,9 @@ class Scheduler:
 
     def _plan_resident_prefetch(self, entry: ScheduledRequest, planned: Planned) -> Piece | None:
         """Bring what the host has into free pages; it never waits and never evicts."""
-        reservation = self._manager.reserve_resident(entry.key, max_pages=self._manager.num_pages)
+        page_bytes = self._manager.page_size * self._bytes_per_token
+        max_pages = self._max_onload_bytes // page_bytes or self._manager.num_pages
+        reservation = self._manager.reserve_resident(entry.key, max_pages=max_pages)
         if reservation is None:
             planned.settled.append(entry)
             return None

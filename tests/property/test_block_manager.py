@@ -218,12 +218,18 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.finished: set[CopyJob] = set()
         self.tickets: list[tuple[ForgetTicket, tuple[str, str], set[Reservation]]] = []
         self.next_token = 1
+        self.is_broken = False
 
     # One rule: hypothesis switches whole rules off at random, and a machine without requests or
     # without copies shows nothing.
 
     @rule(step=st.sampled_from(STEPS), key=keys, act=acts, amount=st.integers(0, 12))
     def go_on(self, step: Step | Trouble, key: UserKey, act: Act, amount: int) -> None:
+        self.is_broken = True
+        self._go_on(step, key, act, amount)
+        self.is_broken = False
+
+    def _go_on(self, step: Step | Trouble, key: UserKey, act: Act, amount: int) -> None:
         if isinstance(step, Trouble):
             self._disturb(step, key, amount)
         elif step is Step.PLAN:
@@ -364,7 +370,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             assert reservation.onload is not None
             assert reservation.onload.num_pages <= min(free, max_pages)
             assert reservation.start == reservation.stop
-            self._opened(reservation, self._known_tokens(key))
+            self._opened(reservation, list(self._known_tokens(key)))
 
     # The ends of pieces.
 
@@ -587,8 +593,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         return known
 
     def teardown(self) -> None:
-        """Everything ends; nothing may be left behind."""
-        if not hasattr(self, "manager"):
+        """Everything ends; nothing may be left behind (unless a step has failed already)."""
+        if not hasattr(self, "manager") or self.is_broken:
             return
         self._let_all_copies_end()
         while self.open:
