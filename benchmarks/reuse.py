@@ -25,7 +25,7 @@ from provenance import write_result
 
 from engine.assembly import Hooks
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from engine.core import TraceEvent
+from engine.core_parts import TraceEvent
 from engine.engine import Engine
 from engine.models.config import Feature, HstuLayers, Inputs, ModelConfig, RankHead
 from engine.request_builder import build_request
@@ -72,7 +72,7 @@ def model_config(name: str, load: Load) -> ModelConfig:
 
 
 def flops(config: ModelConfig, load: Load, first_row: int) -> tuple[float, float]:
-    """(linear, unmasked attention) FLOPs of one step that computes history rows from `first_row`."""
+    """(linear, unmasked attention) FLOPs of a step that computes history from `first_row` on."""
     layers = config.layers
     width = layers.num_heads * (layers.qk_dim + layers.v_dim)
     per_row = 2 * layers.hidden_size * (2 * width + layers.num_heads * layers.v_dim)
@@ -176,7 +176,10 @@ class ModeRun:
 
 def peak_gflops(hidden_size: int, width: int, rows: int) -> float:
     """Best bf16 linear rate of a few tries at the model's shape, in GFLOP/s."""
-    x, weight = torch.randn(rows, hidden_size).bfloat16(), torch.randn(width, hidden_size).bfloat16()
+    x, weight = (
+        torch.randn(rows, hidden_size).bfloat16(),
+        torch.randn(width, hidden_size).bfloat16(),
+    )
     times = []
     for _ in range(10):
         start_s = time.perf_counter()

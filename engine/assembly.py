@@ -11,7 +11,8 @@ from engine.attention_backends.base import AttentionBackend
 from engine.attention_backends.registry import attention_spec, create_backend
 from engine.block_manager.manager import BlockManager
 from engine.config import EngineConfig
-from engine.core import CoreParts, EngineCore, TraceEvent
+from engine.core import EngineCore
+from engine.core_parts import CoreParts, TraceEvent
 from engine.errors import ConfigError
 from engine.metrics import Metrics
 from engine.models.base import Model, ModelSpec
@@ -118,7 +119,6 @@ def build_core(
         wake=wake,
         metrics=metrics,
         clock=hooks.clock,
-        bytes_per_page=bytes_per_page,
         observer=hooks.observer,
     )
     return EngineCore(parts)

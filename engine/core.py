@@ -16,16 +16,12 @@ step plan it was given; copy workers only see jobs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from engine.block_manager.manager import BlockManager
 from engine.block_manager.reservation import ForgetTicket, PoolUsage
 from engine.block_manager.user_state import UserKey, UserView
-from engine.config import EngineConfig
+from engine.core_parts import CoreParts, TraceEvent
 from engine.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -35,8 +31,7 @@ from engine.errors import (
     InvalidRequest,
     to_record,
 )
-from engine.metrics import Metrics
-from engine.models.base import Model
+from engine.meter import Meter
 from engine.runner.step import PieceResult, PieceWork, StepResult
 from engine.scheduler.admission import Admission
 from engine.scheduler.answers import Answers
@@ -46,80 +41,16 @@ from engine.scheduler.pieces import Piece, StepPlan
 from engine.scheduler.queue import RequestQueue
 from engine.scheduler.request import ScheduledRequest, User
 from engine.scheduler.scheduler import Scheduler
-from engine.transfer.jobs import CopyEngine, CopyJob, CopyProgress
+from engine.transfer.jobs import CopyJob, CopyProgress
 from engine.types import (
     CoreStats,
     ForgetDone,
     Forgotten,
-    ModelInfo,
     Outcome,
     Request,
 )
 
-_WEIGHT_OF_NEWEST_GAP = 0.05
 _logger = logging.getLogger(__name__)
-
-
-class StepRunner(Protocol):
-    """Runs a step's pieces; called on the device thread."""
-
-    def run(
-        self, works: list[PieceWork], *, scratch: bool, copy_deadline_s: float
-    ) -> StepResult: ...
-
-
-class CompletedStep(Protocol):
-    """The end of a step on the device."""
-
-    def result(self) -> StepResult | None:
-        """The result; raises what the step raised."""
-
-
-class StepExecutor(Protocol):
-    """One device thread (or none: then `submit` runs the step at once)."""
-
-    def submit(self, fn: Callable[[], StepResult]) -> None: ...
-
-    def done(self) -> CompletedStep | None:
-        """The end of the submitted step, once; None while it runs."""
-
-    def close(self) -> None: ...
-
-
-class Waker(Protocol):
-    """What the core sleeps on: copies and the device thread set it."""
-
-    def fileno(self) -> int: ...
-
-    def clear(self) -> None: ...
-
-    def wait(self, timeout_s: float) -> bool: ...
-
-
-class TraceEvent(NamedTuple):
-    """Something the core did, for tests and tracing: kind, step number, monotonic seconds."""
-
-    kind: str
-    step: int
-    time_s: float
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class CoreParts:
-    """What a core is put together from; tests put fakes in."""
-
-    config: EngineConfig
-    model: Model
-    info: ModelInfo
-    manager: BlockManager
-    runner: StepRunner
-    copies: CopyEngine
-    executor: StepExecutor
-    wake: Waker
-    metrics: Metrics
-    clock: Callable[[], float]
-    bytes_per_page: int
-    observer: Callable[[TraceEvent], None] | None = None
 
 
 class EngineCore:
@@ -169,11 +100,10 @@ class EngineCore:
         self._moves: list[Piece] = []
         self._forgets: list[tuple[str, ForgetTicket]] = []
         self._num_steps = 0
-        self._answer_gap_s: float | None = None
-        self._last_answer_s = 0.0
         self._refusal: EngineError | None = None
         self._has_news = True
-        self._onload_ended_s: dict[CopyJob, float | None] = {}
+        self._meter = Meter(parts.metrics, parts.clock)
+        parts.metrics.set("weights_version_info", 1, self._spec.weights_version)
 
     # Inbox
 
@@ -189,7 +119,7 @@ class EngineCore:
                     f"request_id {request.request_id!r} is in use by an unfinished request: "
                     "send another"
                 )
-            entry = self._admission.admit(request, self._retry_after_s())
+            entry = self._admission.admit(request, self._meter.seconds_to_answer(len(self._queue)))
         except EngineError as error:
             self._emit_error(request, error)
             return
@@ -293,11 +223,13 @@ class EngineCore:
 
     def stats(self) -> CoreStats:
         """A snapshot; gauges are brought up to date."""
-        self._set_gauges()
+        num_waiting = len(self._queue)
+        num_running = len(self._live) - num_waiting
+        self._meter.set_gauges(self.usage(), num_waiting=num_waiting, num_running=num_running)
         return CoreStats(
             samples=self.metrics.snapshot(),
-            num_waiting=len(self._queue),
-            num_running=len(self._live) - len(self._queue),
+            num_waiting=num_waiting,
+            num_running=num_running,
             num_steps=self._num_steps,
             is_draining=self._refusal is not None,
         )
@@ -332,7 +264,7 @@ class EngineCore:
     def _start_onload(self, piece: Piece, now_s: float, step_number: int) -> None:
         job = _onload(piece)
         if job is not None:
-            self._onload_ended_s[job] = None
+            self._meter.onload_started(job)
             self._submit_copy(job, now_s)
             self._trace("onload", step_number)
 
@@ -397,7 +329,7 @@ class EngineCore:
             self._manager.release(piece.reservation, onload_failed=False)
         job = _onload(piece)
         if job is not None:
-            del self._onload_ended_s[job]
+            self._meter.onload_dropped(job)
         self._end(entry, Event.RELEASE)
         return False
 
@@ -417,8 +349,7 @@ class EngineCore:
         if progress.error is not None:
             _logger.warning("%s of %d pages failed: %s", direction, progress.job.num_pages,
                             progress.error)  # fmt: skip
-        if progress.job in self._onload_ended_s:
-            self._onload_ended_s[progress.job] = self._clock()
+        self._meter.onload_ended(progress.job)
 
     def _finish_moves(self) -> bool:
         """Settle moves whose copies have ended, failed or come too late."""
@@ -433,14 +364,16 @@ class EngineCore:
         for piece in ended:
             job = _onload(piece)
             if job is not None:
-                self._count_onloads([job], 0.0)
+                self._meter.onloads_used([job], 0.0)
             self._settle(piece, has_failed=job is not None and job.succeeded is not True)
         return bool(ended)
 
     def _finish_step(self, step: StepPlan, result: StepResult) -> None:
         """Answers first, then the bookkeeping that nobody waits for."""
         self._trace("run_end", step.number)
-        self._observe(step, result)
+        onloads = [job for piece in step.pieces if (job := _onload(piece)) is not None]
+        self._meter.step_ended(step, result, onloads)
+        self._cost.observe(step.num_rows, step.num_pairs, result.run_s - result.onload_wait_s)
         for piece, part in zip(step.pieces, result.pieces, strict=True):
             if not part.copy_failed:
                 _merge(piece, part)
@@ -553,56 +486,7 @@ class EngineCore:
         now_s = self._clock()
         response = self._answers.response(entry, resident_tokens, now_s)
         self._outbox.append(Outcome(request_id=response.request_id, response=response))
-        self._learn_answer_gap(entry, now_s)
-
-    def _learn_answer_gap(self, entry: ScheduledRequest, now_s: float) -> None:
-        """Average the seconds between answers, not counting those without any request."""
-        gap_s = now_s - max(self._last_answer_s, entry.admitted_s)
-        mean_s = gap_s if self._answer_gap_s is None else self._answer_gap_s
-        self._answer_gap_s = mean_s + _WEIGHT_OF_NEWEST_GAP * (gap_s - mean_s)
-        self._last_answer_s = now_s
-
-    def _retry_after_s(self) -> float:
-        """When the queue will be empty, from the rate of answers."""
-        if self._answer_gap_s is None:
-            return 1.0
-        return min(60.0, max(1.0, len(self._queue) * self._answer_gap_s))
-
-    # Metrics
-
-    def _observe(self, step: StepPlan, result: StepResult) -> None:
-        metrics = self.metrics
-        metrics.observe("step_seconds", result.run_s)
-        metrics.observe("onload_wait_seconds", result.onload_wait_s)
-        metrics.observe("step_tokens", step.num_rows)
-        metrics.observe("step_requests", len(step.pieces))
-        metrics.add("uncut_pieces_total", step.is_uncut)
-        onloads = [job for piece in step.pieces if (job := _onload(piece)) is not None]
-        self._count_onloads(onloads, result.onload_wait_s)
-        self._cost.observe(step.num_rows, step.num_pairs, result.run_s - result.onload_wait_s)
-
-    def _count_onloads(self, jobs: list[CopyJob], waited_s: float) -> None:
-        """Seconds from the first job's start to the last one's end, and how many were hidden."""
-        ended_s = [self._onload_ended_s.pop(job) or self._clock() for job in jobs]
-        if jobs:
-            took_s = max(ended_s) - min(job.started_s for job in jobs)
-            self.metrics.add("onload_seconds_total", max(0.0, took_s))
-            self.metrics.add("onload_hidden_seconds_total", max(0.0, took_s - waited_s))
-
-    def _set_gauges(self) -> None:
-        usage = self._manager.usage()
-        metrics = self.metrics
-        metrics.set("requests_waiting", len(self._queue))
-        metrics.set("requests_running", len(self._live) - len(self._queue))
-        metrics.set("device_pages_used", usage.pages_used)
-        metrics.set("device_pages_total", usage.num_pages)
-        metrics.set("host_chunks_used", usage.chunks_used)
-        metrics.set("host_chunks_total", usage.num_chunks)
-        metrics.set("users_resident", usage.users_device, "device")
-        metrics.set("users_resident", usage.users_host, "host")
-        metrics.set("copies_in_flight", usage.num_onloads, "onload")
-        metrics.set("copies_in_flight", usage.num_copies - usage.num_onloads, "offload")
-        metrics.set("weights_version_info", 1, self._spec.weights_version)
+        self._meter.answered(entry.admitted_s, now_s)
 
     def _trace(self, kind: str, step_number: int) -> None:
         if self._parts.observer is not None:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 from engine.block_manager.manager import BlockManager
 from engine.config import EngineConfig
-from engine.core import CoreParts, EngineCore
+from engine.core import EngineCore
+from engine.core_parts import CoreParts
 from engine.metrics import Metrics
 from engine.models.base import Model
 from engine.models.reuse import derive_reuse
@@ -97,6 +98,5 @@ def layerless_core(model: Model, config: EngineConfig, *, num_chunks: int) -> En
             wake=wake,
             metrics=metrics,
             clock=time.monotonic,
-            bytes_per_page=1,
         )
     )

@@ -95,6 +95,9 @@ class Trouble(Enum):
     FORGET = "forget"
     REFRESH = "refresh"
     DROP = "drop"
+    EDIT_WHILE_OFFLOADING = "edit while offloading"
+    FAIL_BEFORE_THE_NEXT_OFFLOAD = "fail before the next offload"
+    ABORT_WHILE_ONLOADING = "abort while onloading"
 
 
 STEPS = [
@@ -189,7 +192,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @initialize(
         num_pages=st.integers(2, 10),
         page_size=st.integers(1, 4),
-        num_chunks=st.integers(0, 5),
+        num_chunks=st.integers(0, 6),
         pages_per_chunk=st.integers(1, 3),
     )
     def build(self, num_pages: int, page_size: int, num_chunks: int, pages_per_chunk: int) -> None:
@@ -235,8 +238,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         elif step is Step.PLAN:
             self._request(key, self._history(key, act, amount), amount)
         elif step in (Step.SERVE, Step.SERVE_AND_DRAIN):
-            if self._request(key, self._history(key, act, amount), 99):
-                self._commit(len(self.open) - 1)
+            self._serve(key, act, amount)
             if step is Step.SERVE_AND_DRAIN:
                 self._let_all_copies_end()
         elif step is Step.COMMIT:
@@ -244,9 +246,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         elif step is Step.EMPTY_DEVICE:
             self._empty_device()
         elif step is Step.START_COPIES:
-            for direction in Direction:
-                if self._current(direction) is None:
-                    self._move_on(direction)
+            self._start_copies()
         elif step is Step.COPY:
             self._move_on(Direction.ONLOAD if amount % 2 else Direction.OFFLOAD)
         elif step is Step.COPY_SOME_PAGES:
@@ -267,12 +267,32 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self._prefetch(key, 1 + which % 4)
         elif trouble is Trouble.FORGET:
             self._forget(key)
+        elif trouble is Trouble.EDIT_WHILE_OFFLOADING:
+            self._serve(key, Act.APPEND, 1 + which)
+            self._start_copies()
+            self._serve(key, Act.EDIT, which)
+        elif trouble is Trouble.FAIL_BEFORE_THE_NEXT_OFFLOAD:
+            self._serve(key, Act.APPEND, 1 + which // 2)
+            self._serve(key, Act.APPEND, 1 + which // 2)
+            self._fail_copy(Direction.OFFLOAD, which % 2)
+            self._move_on(Direction.OFFLOAD)
+        elif trouble is Trouble.ABORT_WHILE_ONLOADING:
+            self._let_all_copies_end()
+            self._empty_device()
+            if self._request(key, self._history(key, Act.SAME, 0), which):
+                self._start_copies()
+                self._abort(len(self.open) - 1, has_run=False)
         else:
             remove = self.manager.refresh if trouble is Trouble.REFRESH else self.manager.drop
             remove(key)
             assert self.manager.user(key) is None
 
     # Requests.
+
+    def _serve(self, key: UserKey, act: Act, amount: int) -> None:
+        """A whole request, if it can be planned now."""
+        if self._request(key, self._history(key, act, amount), 99):
+            self._commit(len(self.open) - 1)
 
     def _empty_device(self) -> None:
         """A piece that takes all pages, so that the next requests find the host only."""
@@ -478,6 +498,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def _current(self, direction: Direction) -> CopyJob | None:
         return next((job for job in self.copies.started if job.direction is direction), None)
+
+    def _start_copies(self) -> None:
+        for direction in Direction:
+            if self._current(direction) is None:
+                self._move_on(direction)
 
     def _move_on(self, direction: Direction) -> None:
         """The worker of a direction starts its next job, or ends the one it has."""

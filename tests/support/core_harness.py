@@ -16,7 +16,8 @@ from xxhash import xxh3_64_intdigest
 
 from engine.block_manager.manager import BlockManager
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig, TransferConfig
-from engine.core import CoreParts, EngineCore
+from engine.core import EngineCore
+from engine.core_parts import CoreParts
 from engine.metrics import Metrics
 from engine.models.hstu.model import HstuModel
 from engine.models.reuse import derive_reuse
@@ -273,7 +274,6 @@ class CoreUnderTest:
                 wake=SilentWake(),
                 metrics=self.metrics,
                 clock=self.clock,
-                bytes_per_page=BYTES_PER_PAGE,
                 observer=self.observed.append,
             )
         )

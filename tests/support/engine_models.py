@@ -63,9 +63,7 @@ CONFIGS = {
         num_positions=2 * MAX_EVENTS + 2,
     ),
     "window": _config("window", _layers("meta", window=5, group_norm=True), **_FROM_START),
-    "research": _config(
-        "research", _layers("research", relative_bias=True), **_FROM_START
-    ),
+    "research": _config("research", _layers("research", relative_bias=True), **_FROM_START),
     "exact": _config(
         "exact",
         _layers("meta"),

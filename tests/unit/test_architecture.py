@@ -23,6 +23,7 @@ LEVELS = [
     {"platforms"},
     {"block_manager", "transfer", "attention_backends", "models"},
     {"scheduler", "runner"},
+    {"core_parts", "meter"},
     {"core"},
     {"assembly", "ipc", "request_builder"},
     {"engine", "core_launch", "core_process"},

@@ -283,5 +283,5 @@ def test_nothing_is_remembered_of_copies_that_served_nobody():
     for job in core.copies.onloads:
         core.copies.finish(job)
     core.settle()
-    assert core.core._onload_ended_s == {}
+    assert core.core._meter._onload_ended_s == {}
     core.assert_everything_comes_back()

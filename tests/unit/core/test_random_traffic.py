@@ -136,7 +136,7 @@ def test_every_request_ends_once_and_the_pools_are_whole(seed):
     assert codes <= expected
     traffic.core.copies.is_automatic = True
     traffic.core.assert_everything_comes_back()
-    assert traffic.core.core._onload_ended_s == {}
+    assert traffic.core.core._meter._onload_ended_s == {}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
