@@ -150,7 +150,7 @@ class Tiers:
         its own user's state would otherwise wait for itself).
         """
         shortage = count - self.pages.num_free
-        if shortage > 0 and not self._evict(shortage, own, keep, protected):
+        if shortage > 0 and not self._evict(shortage, own, keep, frozenset(protected)):
             return None
         return self.pages.allocate(count)
 

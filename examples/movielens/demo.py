@@ -6,10 +6,11 @@
 
 `--short` runs the same path with less training and fewer requests.
 
-MovieLens users rated in one sitting each, one user after the other, while the users of a live
-service come at the same time. So by default the requests of all users are mixed at random, each
-user's own order kept; `--log-order` keeps the log's order. Before the clock starts, every user's
-history so far is sent once: what is measured is the steady state.
+The replay takes the users with the longest histories, which is what the engine is for (`--users`
+says how many). MovieLens users rated in one sitting each, one user after the other, while the users
+of a live service come at the same time; so their requests are mixed at random, each user's own
+order kept (`--log-order` keeps the log's). Before the clock starts, every user's history so far is
+sent once: what is measured is the steady state.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ WINDOW_S = 60
 SEED = 7
 BLOCK = 250
 # Histories are short here (median 65 events): small pages and chunks, and a device pool that
-# holds about a fifth of the users' state, so that the host tier has work to do.
-PAGE_SIZE, CHUNK_SIZE, DEVICE_PAGES, HOST_BYTES = 8, 64, 2400, 1 << 28
+# holds a fraction of the users' state, so that the host tier has work to do.
+PAGE_SIZE, CHUNK_SIZE, DEVICE_PAGES, HOST_BYTES = 8, 64, 1800, 1 << 28
 # Scores are equal in every bit, unless the processor has no bit-stable matrix products (the server
 # says so at start).
 TOLERANCE = 1e-5
@@ -56,6 +57,7 @@ TOLERANCE = 1e-5
 class Arguments(NamedTuple):
     short: bool
     log_order: bool
+    users: int
     requests: int
     workers: int
     epochs: int
@@ -94,14 +96,18 @@ def parse_arguments() -> Arguments:
     )
     parser.add_argument("--short", action="store_true", help="less training, fewer requests")
     parser.add_argument("--log-order", action="store_true", help="replay in the log's own order")
+    parser.add_argument(
+        "--users", type=int, default=300, help="users replayed, the longest histories first (300)"
+    )
     parser.add_argument("--requests", type=int, help="requests measured (6000; 300 with --short)")
-    parser.add_argument("--workers", type=int, default=8, help="connections of the replay (8)")
+    parser.add_argument("--workers", type=int, default=16, help="connections of the replay (16)")
     parser.add_argument("--epochs", type=int, help="passes over the log (16; 2 with --short)")
     parser.add_argument("--threads", type=int, default=1, help="threads of training (1)")
     given = parser.parse_args()
     return Arguments(
         short=given.short,
         log_order=given.log_order,
+        users=given.users,
         requests=given.requests or (300 if given.short else 6000),
         workers=given.workers,
         epochs=given.epochs or (2 if given.short else TrainOptions().epochs),
@@ -152,9 +158,11 @@ def evaluate_mode(mode: str, model: Path, path: Path) -> evaluate.EvaluateReport
 
 
 def make_workload(log: InteractionLog, users: list[UserEvents], arguments: Arguments) -> Workload:
-    """The last requests of the log (or of its users mixed), and a warm-up with the history that
-    each of their users had before."""
-    requests = trace_requests(log, WINDOW_S)
+    """The last requests of the users with the longest histories, and a warm-up with the history
+    that each of them had before."""
+    longest = sorted(range(len(users)), key=lambda user: -len(users[user]))[: arguments.users]
+    chosen = set(longest)
+    requests = [request for request in trace_requests(log, WINDOW_S) if request.user in chosen]
     if not arguments.log_order:
         requests = all_together(requests)
     before, measured = requests[: -arguments.requests], requests[-arguments.requests :]
@@ -225,12 +233,13 @@ def print_report(
     replayed: dict[str, Replayed],
     arguments: Arguments,
 ) -> None:
-    order = "in the log's order" if arguments.log_order else "users mixed"
+    order = "in the log's order" if arguments.log_order else "mixed"
+    mean = replayed["off"].history / len(replayed["off"].answers)
     print()
     print(
         f"{evaluated['off'].num_users} users ranked over the whole catalogue through the engine; "
-        f"{len(replayed['off'].answers)} requests sent to the server ({order}, "
-        f"{arguments.workers} connections)"
+        f"{len(replayed['off'].answers)} requests of {arguments.users} of them, {mean:.0f} events "
+        f"each on average, sent to the server ({order}, {arguments.workers} connections)"
     )
     titles = ("HR@10", "NDCG@10", "hits", "device", "host", "computed", "p50 ms", "p99 ms", "req/s")
     header = f"{'cache':7}" + "".join(f"{title:>9}" for title in titles) + "  speed-up"

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +24,7 @@ from engine.config import EngineConfig
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 60.0
+_ANSWER_TIMEOUT_S = 120.0
 _QUEUED_PER_WORKER = 4
 
 
@@ -130,26 +131,23 @@ def replay(
     A user's requests share a connection, so they stay in order; each connection has one request
     in flight and a few waiting, so no worker runs far ahead of the others.
     """
-    bodies = [_body(request) for request in requests]
-    replies: list[tuple[float, Any] | None] = [None] * len(requests)
+    messages = [_message(request) for request in requests]
+    replies: list[tuple[float, bytes] | None] = [None] * len(requests)
     errors: list[BaseException] = []
     reporting = threading.Lock()
     queues = [queue.Queue[int | None](_QUEUED_PER_WORKER) for _ in range(num_workers)]
 
     def work(mine: queue.Queue[int | None]) -> None:
         try:
-            connection = http.client.HTTPConnection(_HOST, port, timeout=120)
-            while (index := mine.get()) is not None:
-                started_s = time.monotonic()
-                connection.request("POST", "/v1/retrieve", bodies[index])
-                reply = connection.getresponse()
-                content = reply.read()
-                latency_s = time.monotonic() - started_s
-                if reply.status != 200:
-                    raise ServerError(f"HTTP {reply.status}: {content[:500]!r}")
-                replies[index] = latency_s, json.loads(content)
-                with reporting:
-                    on_answer()
+            with socket.create_connection((_HOST, port), timeout=_ANSWER_TIMEOUT_S) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                while (index := mine.get()) is not None:
+                    started_s = time.monotonic()
+                    connection.sendall(messages[index])
+                    content = _read_answer(connection)
+                    replies[index] = time.monotonic() - started_s, content
+                    with reporting:
+                        on_answer()
         except BaseException as error:
             errors.append(error)
             while mine.get() is not None:  # let the feeder finish
@@ -172,20 +170,46 @@ def replay(
     return _collect(replies, time.monotonic() - started_s)
 
 
-def _body(request: UserRequest) -> bytes:
+def _message(request: UserRequest) -> bytes:
+    """The whole HTTP request, made beforehand: the client shares the machine with the server."""
     fields = {
         "user_id": request.user_id,
         "history": {"item": request.items},
         "exclude_history": True,
     }
-    return json.dumps(fields).encode()
+    body = json.dumps(fields).encode()
+    head = f"POST /v1/retrieve HTTP/1.1\r\nHost: {_HOST}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
-def _collect(replies: Sequence[tuple[float, Any] | None], duration_s: float) -> Replayed:
+def _read_answer(connection: socket.socket) -> bytes:
+    """The body of one answer. Raises ServerError unless its status is 200."""
+    received = b""
+    while (end := received.find(b"\r\n\r\n")) < 0:
+        received += _receive(connection)
+    status, *lines = received[:end].decode("latin-1").split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(":") for line in lines)}
+    body = received[end + 4 :]
+    while len(body) < int(headers["content-length"]):
+        body += _receive(connection)
+    if status.split()[1] != "200":
+        raise ServerError(f"{status}: {body[:500]!r}")
+    return body
+
+
+def _receive(connection: socket.socket) -> bytes:
+    received = connection.recv(1 << 16)
+    if not received:
+        raise ServerError("the server closed the connection without an answer")
+    return received
+
+
+def _collect(replies: Sequence[tuple[float, bytes] | None], duration_s: float) -> Replayed:
     result = Replayed(duration_s=duration_s)
     for reply in replies:
         assert reply is not None
-        latency_s, answer = reply
+        latency_s, content = reply
+        answer = json.loads(content)
         usage = answer["usage"]
         result.latencies_s.append(latency_s)
         result.answers.append(Answer(answer["items"], answer["item_scores"]))

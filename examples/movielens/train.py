@@ -133,12 +133,10 @@ class Recommender(nn.Module):
             x = layer(x, mask)
         return x
 
-    def item_scores(self, hidden: Tensor) -> Tensor:
-        """Hidden rows [n, D] -> cosine with every item [n, I]."""
-        return (
-            functional.normalize(hidden, dim=-1, eps=1e-6)
-            @ functional.normalize(self.items.weight, dim=-1, eps=1e-6).T
-        )
+    def item_scores(self, hidden: Tensor, scale: float = 1.0) -> Tensor:
+        """Hidden rows [n, D] -> cosine with every item [n, I], times `scale`."""
+        users = functional.normalize(hidden, dim=-1, eps=1e-6) * scale
+        return users @ functional.normalize(self.items.weight, dim=-1, eps=1e-6).T
 
 
 class Quality(NamedTuple):
@@ -231,7 +229,7 @@ def _loss(
     hidden = model(rows)
     position = torch.arange(rows.shape[1])
     has_next = position < (lengths - 1)[:, None]
-    logits = model.item_scores(hidden[has_next]) / model.options.temperature
+    logits = model.item_scores(hidden[has_next], 1 / model.options.temperature)
     target = rows[:, 1:][has_next[:, :-1]]
     retrieve = functional.cross_entropy(logits, target)
     is_event = position < lengths[:, None]

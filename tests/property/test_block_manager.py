@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, event, given, settings
+from block_shadow import Shadow, Tokens, chain_of, expected_match
+from hypothesis import HealthCheck, Phase, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -25,14 +24,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from engine.block_manager.fingerprint import HashChain
 from engine.block_manager.manager import BlockManager
 from engine.block_manager.reservation import ForgetTicket, Reservation
 from engine.block_manager.user_state import UserKey
 from engine.errors import InvariantError
 from engine.metrics import Metrics
 from engine.testing.fakes import FakeClock, ManualCopyEngine
-from engine.testing.oracle import Oracle
 from engine.transfer.jobs import CopyJob, Direction
 
 LONG_RUN = int(os.environ.get("BLOCK_MANAGER_EXAMPLES", "0"))
@@ -46,9 +43,6 @@ SETTINGS = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
-Tokens = list[int]
-Tag = tuple[UserKey, tuple[int, ...]]
-GARBAGE = None
 
 KEYS = (
     UserKey("", "a", "v1"),
@@ -111,79 +105,11 @@ STEPS = [
 acts = st.sampled_from([*[Act.APPEND] * 4, *[Act.SAME] * 2, Act.EDIT, *Act])
 
 
-def chain_of(tokens: Sequence[int], key: UserKey, page_size: int) -> HashChain:
-    records = np.array(tokens, dtype=np.int64).reshape(len(tokens), 1)
-    return HashChain.from_records(records, key.weights_version.encode(), page_size)
-
-
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    return next(
-        (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
-        min(len(left), len(right)),
-    )
-
-
-class Expected(NamedTuple):
-    matched: int
-    is_prefix: bool
-    diverges: bool
-
-
-def expected_match(known: Sequence[int], history: Sequence[int], page_size: int) -> Expected:
-    """What a look-up must find, from the tokens themselves."""
-    common = common_prefix(known, history)
-    if common == len(known):
-        return Expected(common, False, False)
-    boundary = common // page_size * page_size
-    if len(history) < len(known) and boundary == len(history) // page_size * page_size:
-        return Expected(boundary, True, False)
-    return Expected(boundary, False, True)
-
-
 class Piece(NamedTuple):
     """An open reservation and the history it belongs to."""
 
     reservation: Reservation
     history: Tokens
-
-
-class Shadow:
-    """What the bytes would be: tags by page slot and by host slot."""
-
-    def __init__(self, num_pages: int, num_host_slots: int, page_size: int) -> None:
-        self.page_size = page_size
-        self.pages = [[GARBAGE] * page_size for _ in range(num_pages)]
-        self.host = [[GARBAGE] * page_size for _ in range(num_host_slots)]
-        self.read_at_start: dict[CopyJob, list[list[Tag | None]]] = {}
-
-    def poison(self, pages: np.ndarray) -> None:
-        for page in pages:
-            self.pages[int(page)][:] = [GARBAGE] * self.page_size
-
-    def row(self, table: np.ndarray, index: int) -> Tag | None:
-        return self.pages[int(table[index // self.page_size])][index % self.page_size]
-
-    def write_row(self, table: np.ndarray, index: int, tag: Tag) -> None:
-        self.pages[int(table[index // self.page_size])][index % self.page_size] = tag
-
-    def _sides(self, job: CopyJob) -> tuple[list[list[Tag | None]], list[list[Tag | None]]]:
-        pages = [self.pages[int(page)] for page in job.pages]
-        slots = [self.host[int(slot)] for slot in job.host_slots]
-        return (slots, pages) if job.direction is Direction.ONLOAD else (pages, slots)
-
-    def start(self, job: CopyJob) -> None:
-        """From now on the destination may hold anything."""
-        source, destination = self._sides(job)
-        self.read_at_start[job] = [list(tags) for tags in source]
-        for tags in destination:
-            tags[:] = [GARBAGE] * self.page_size
-
-    def copy(self, job: CopyJob, first: int, last: int) -> None:
-        """Pages [first, last) arrive; a source that changed meanwhile arrives torn."""
-        source, destination = self._sides(job)
-        for i in range(first, last):
-            same = source[i] == self.read_at_start[job][i]
-            destination[i][:] = source[i] if same else [GARBAGE] * self.page_size
 
 
 class BlockManagerMachine(RuleBasedStateMachine):
@@ -634,97 +560,3 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
 TestBlockManager = BlockManagerMachine.TestCase
 TestBlockManager.settings = SETTINGS
-
-
-@st.composite
-def request_logs(draw: st.DrawFn) -> list[tuple[int, Tokens]]:
-    """Requests of a few users: growing, shrinking, edited, gone back, now and then too long."""
-    log: list[tuple[int, Tokens]] = []
-    histories: dict[int, list[Tokens]] = {}
-    token = 0
-    for _ in range(draw(st.integers(1, 40))):
-        user = draw(st.integers(0, 5))
-        earlier = histories.setdefault(user, [[]])
-        history = list(earlier[-1])
-        act = draw(st.sampled_from(["append", "append", "append", "edit", "cut", "back"]))
-        if act == "edit" and history:
-            token += 1
-            history[draw(st.integers(0, len(history) - 1))] = token
-        elif act == "cut":
-            history = history[: draw(st.integers(0, len(history)))]
-        elif act == "back":
-            history = list(draw(st.sampled_from(earlier)))
-        grow = draw(st.integers(0, 9)) if act != "back" else 0
-        history += range(token + 1, token + 1 + grow)
-        token += grow
-        earlier.append(history)
-        log.append((user, history))
-    return log
-
-
-@settings(SETTINGS, max_examples=LONG_RUN or 300)
-@given(
-    log=request_logs(),
-    num_pages=st.integers(1, 14),
-    page_size=st.integers(1, 4),
-    num_chunks=st.integers(0, 9),
-    pages_per_chunk=st.integers(1, 3),
-)
-def test_tokens_by_tier_equal_the_oracle_one_request_at_a_time(
-    log: list[tuple[int, Tokens]],
-    num_pages: int,
-    page_size: int,
-    num_chunks: int,
-    pages_per_chunk: int,
-) -> None:
-    oracle = Oracle(
-        num_pages=num_pages,
-        page_size=page_size,
-        num_chunks=num_chunks,
-        pages_per_chunk=pages_per_chunk,
-    )
-    copies = ManualCopyEngine()
-    metrics = Metrics()
-    manager = BlockManager(
-        num_pages=num_pages,
-        page_size=page_size,
-        num_chunks=num_chunks,
-        pages_per_chunk=pages_per_chunk,
-        copies=copies,
-        metrics=metrics,
-        page_bytes_all_layers=1,
-        clock=FakeClock(),
-    )
-    for user, history in log:
-        key = UserKey("", str(user), "v1")
-        expected = oracle.request(user, history)
-        if not manager.fits(len(history)):
-            assert expected == (0, 0, len(history))
-            continue
-        chain = chain_of(history, key, page_size)
-        reservation = manager.reserve(key, chain, stop=len(history), protected={key})
-        assert reservation is not None, "one request at a time always fits"
-        found = reservation.lookup
-        computed = len(history) - reservation.start
-        assert (found.device_hit, found.host_hit, computed) == expected
-        jobs = [reservation.onload, manager.commit(reservation)]
-        for job in jobs:
-            if job is not None:
-                copies.submit(job)
-        for progress in copies.poll():
-            manager.copy_progress(progress)
-        manager.check_invariants(idle=True)
-        for other in range(6):
-            view = manager.user(UserKey("", str(other), "v1"))
-            lengths = (view.device_len, view.host_len) if view else (0, 0)
-            assert lengths == (oracle.device_len(other), oracle.host_len(other))
-        usage = manager.usage()
-        assert usage.pages_used == oracle.pages_in_use
-        assert usage.chunks_used == oracle.chunks_in_use
-    totals = oracle.totals
-    assert metrics.value("evicted_pages_total", "device", "space") == totals.evicted_pages
-    assert metrics.value("evicted_pages_total", "host", "space") == totals.evicted_host_pages
-    assert metrics.value("dropped_tokens_total") == totals.dropped_tokens
-    assert metrics.value("offload_skipped_total") == totals.offloads_skipped
-    assert metrics.value("copy_bytes_total", "onload") == totals.onloaded_pages
-    assert metrics.value("copy_bytes_total", "offload") == totals.offloaded_pages

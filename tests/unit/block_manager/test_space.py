@@ -142,6 +142,23 @@ def test_a_user_whose_offload_runs_is_passed_over() -> None:
     assert blocks.lengths("a", "b") == [(16, 0), (8, 0)]
 
 
+def test_a_refused_cancel_leaves_the_books_in_order() -> None:
+    blocks = Blocks(num_pages=8)
+    blocks.serve("a", 8)
+    blocks.copies.start(blocks.copies.queued[0])
+    edited = [0, 1, 2, 3, -4, 5, 6, 7]
+    blocks.serve("a", edited)
+    assert len(blocks.copies.queued) == 1
+    assert blocks.plan("b", 28) is None
+    assert blocks.copies.queued == []
+    blocks.check(idle=False)
+    blocks.drain()
+    assert blocks.lengths("a") == [(8, 0)]
+    job = blocks.commit(blocks.must_plan("a", edited))
+    assert job is not None
+    assert job.num_pages == 2
+
+
 def test_no_offload_is_cancelled_when_it_would_not_help() -> None:
     blocks = Blocks(num_pages=8)
     blocks.serve("a", 16)
