@@ -16,9 +16,9 @@ from engine.core_parts import CoreParts, TraceEvent
 from engine.errors import ConfigError
 from engine.metrics import Metrics
 from engine.models.base import Model, ModelSpec
-from engine.models.linear import check_bitwise
+from engine.models.linear import BitwiseReport, check_bitwise
 from engine.models.loader import load_model_dir
-from engine.models.registry import builtin_model
+from engine.models.random_weights import builtin_model
 from engine.models.reuse import derive_reuse
 from engine.platforms.cpu import DeviceExecutor, HostArena, InlineExecutor, KvPools, Wake
 from engine.runner.runner import Runner
@@ -135,7 +135,8 @@ def _exactness(model: Model, backend: AttentionBackend) -> str:
     """What the start-up self-check found: "bitwise", or by how much rows differ."""
     if not backend.is_bitwise:
         return f"within the tolerance of attention backend {backend.name}"
-    return str(check_bitwise(model))
+    difference = max(check_bitwise(model).max_difference, backend.row_difference())
+    return str(BitwiseReport(is_bitwise=difference == 0.0, max_difference=difference))
 
 
 def _check_budgets(config: EngineConfig, spec: ModelSpec) -> None:

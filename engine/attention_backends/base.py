@@ -141,6 +141,11 @@ class AttentionBackend(ABC):
             reasons.append(f"has no {spec.bias} bias")
         return reasons
 
+    def row_difference(self) -> float:
+        """How much a row differs between places in a step, as tried at start on this machine; 0.0
+        when the bits are the same. Only asked of bitwise backends."""
+        return 0.0
+
     @abstractmethod
     def prepare(self, batch: AttentionBatch) -> None:
         """Plan a step. Called once, before the first layer."""

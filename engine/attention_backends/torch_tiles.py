@@ -1,12 +1,13 @@
 """The `torch` backend: attention in fixed 64 x 64 tiles of batched matrix products.
 
 What keeps it bitwise: every product has the same shape whatever the step (64 query rows, 64 keys
-at absolute positions), and torch.bmm gives the same bits for a matrix whatever its neighbours; a
+at absolute positions), and torch.bmm gives the same bits for a matrix whatever its neighbours, and
+for a row wherever it stands in its tile (for widths that fill whole vectors: values are padded); a
 row's tiles are added in ascending order in float32; what is hidden adds exact zeros (see
 `tile_plan`). There is no loop over users: Python runs over groups, blocks and waves of tiles.
 
 Legend: n active query tiles, B tiles of a block, H heads, M = 64 query rows, N = 64 keys, A qk_dim,
-V v_dim, G key tiles of a group.
+V v_dim, W v_dim padded, G key tiles of a group.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _BUCKET_BYTES = 256 << 20
 _MATRICES = 128
 _GRAIN = 32768
 _ALIGN = 64
+_VALUE_STEP = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -67,19 +69,43 @@ class TorchBackend(AttentionBackend):
     def __init__(self, spec: AttentionSpec, *, group_bytes: int = _GROUP_BYTES) -> None:
         super().__init__(spec)
         heads, dtype = spec.num_heads, spec.dtype
-        tile_bytes = heads * TILE * (spec.qk_dim + spec.v_dim) * dtype.itemsize
+        # For some narrow widths (5 to 7, 9 to 11 in float32), MKL's product of a row depends on the
+        # row's place in the tile.
+        self._v_width = v_width = -(-spec.v_dim // _VALUE_STEP) * _VALUE_STEP
+        tile_bytes = heads * TILE * (spec.qk_dim + v_width) * dtype.itemsize
         self._max_group_tiles = max(1, group_bytes // tile_bytes)
         self._max_block_tiles = min(64, max(4, _MATRICES // heads))
         matrices = self._max_block_tiles * heads
         self._k = torch.empty(matrices, TILE, spec.qk_dim, dtype=dtype)
-        self._v = torch.empty(matrices, TILE, spec.v_dim, dtype=dtype)
-        self._product = torch.empty(matrices, TILE, spec.v_dim, dtype=dtype)
+        self._v = torch.empty(matrices, TILE, v_width, dtype=dtype)
+        self._product = torch.empty(matrices, TILE, v_width, dtype=dtype)
         self._scores = torch.zeros(matrices * TILE * TILE + (1 << 16), dtype=dtype)
         self._scores_wide = torch.zeros(
             len(self._scores) if spec.bias or spec.score == "softmax" else 0
         )
         group = heads // spec.num_kv_heads
         self._kv_head = (torch.arange(heads) // group).view(1, heads, 1)
+
+    def row_difference(self) -> float:
+        generator = torch.Generator().manual_seed(0)
+
+        def tile(width: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.randn(1, TILE, width, generator=generator).to(dtype)
+
+        spec = self.spec
+        q, k = tile(spec.qk_dim, spec.dtype), tile(spec.qk_dim, spec.dtype).transpose(1, 2)
+        weights, v = tile(TILE, spec.dtype), self._pad(tile(spec.v_dim, spec.dtype))
+        sums = tile(self._v_width, torch.float32)
+        scores = torch.bmm(q, k)
+        acc = sums.clone()
+        self._accumulate(acc, weights, v)
+        worst = 0.0
+        for shift in range(1, TILE, 3):
+            moved = sums.roll(shift, 1)
+            self._accumulate(moved, weights.roll(shift, 1), v)
+            for here, there in ((scores, torch.bmm(q.roll(shift, 1), k)), (acc, moved)):
+                worst = max(worst, float((here.roll(shift, 1) - there).abs().max()))
+        return worst
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._batch = batch
@@ -100,13 +126,13 @@ class TorchBackend(AttentionBackend):
         lse = torch.full((num_rows, heads), -torch.inf) if self._is_softmax else None
         for group in self._groups:
             k_GHNA = self._gather(pages.k, group)
-            v_GHNV = self._gather(pages.v, group)
+            v_GHNW = self._pad(self._gather(pages.v, group))
             for block in group.blocks:
                 q_BHMA = self._query_tiles(q, block)
                 if lse is None:
-                    acc = self._silu_block(block, q_BHMA, k_GHNA, v_GHNV, bias)
+                    acc = self._silu_block(block, q_BHMA, k_GHNA, v_GHNW, bias)
                 else:
-                    acc, block_lse = self._softmax_block(block, q_BHMA, k_GHNA, v_GHNV, bias)
+                    acc, block_lse = self._softmax_block(block, q_BHMA, k_GHNA, v_GHNW, bias)
                     _scatter(block, block_lse, lse)
                 _scatter(block, acc, out)
         return Partial(out, lse)
@@ -125,6 +151,11 @@ class TorchBackend(AttentionBackend):
         rows_GNKA = pages_PSKA[group.page, group.offset]
         return rows_GNKA.index_select(2, self._kv_head.view(-1)).transpose(1, 2).contiguous()
 
+    def _pad(self, v_GHNV: torch.Tensor) -> torch.Tensor:
+        """Value tiles with columns of zeros up to the padded width [G, H, N, W]."""
+        missing = self._v_width - v_GHNV.shape[-1]
+        return functional.pad(v_GHNV, (0, missing)) if missing else v_GHNV
+
     def _query_tiles(self, q: torch.Tensor, block: Block) -> torch.Tensor:
         """The block's query rows [B * H, M, A]."""
         heads, width = self.spec.num_heads, self.spec.qk_dim
@@ -136,12 +167,12 @@ class TorchBackend(AttentionBackend):
         block: Block,
         q: torch.Tensor,
         k_GHNA: torch.Tensor,
-        v_GHNV: torch.Tensor,
+        v_GHNW: torch.Tensor,
         bias: LayerBias | None,
     ) -> torch.Tensor:
         """Sums of the block, float32 [B, H, M, V]."""
-        heads, v_dim = self.spec.num_heads, self.spec.v_dim
-        acc = torch.zeros(block.num_tiles * heads, TILE, v_dim)
+        heads, v_dim, v_width = self.spec.num_heads, self.spec.v_dim, self._v_width
+        acc = torch.zeros(block.num_tiles * heads, TILE, v_width)
         for wave, active in enumerate(block.active):
             size = active * heads
             weights = self._wave_scores(block, wave, q, k_GHNA)
@@ -152,21 +183,21 @@ class TorchBackend(AttentionBackend):
                 _silu_(self._scores_wide, wide.numel())
                 weights.copy_(wide)
             _hide(weights.view(active, heads, TILE, TILE), block.partial[wave], 0.0)
-            v = self._select(v_GHNV, block, wave, self._v)
+            v = self._select(v_GHNW, block, wave, self._v)
             self._accumulate(acc[:size], weights, v)
-        return acc.view(block.num_tiles, heads, TILE, v_dim)
+        return acc.view(block.num_tiles, heads, TILE, v_width)[..., :v_dim]
 
     def _softmax_block(
         self,
         block: Block,
         q: torch.Tensor,
         k_GHNA: torch.Tensor,
-        v_GHNV: torch.Tensor,
+        v_GHNW: torch.Tensor,
         bias: LayerBias | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalised sums [B, H, M, V] and log-sum-exp [B, H, M], float32."""
-        heads, v_dim = self.spec.num_heads, self.spec.v_dim
-        acc = torch.zeros(block.num_tiles * heads, TILE, v_dim)
+        heads, v_dim, v_width = self.spec.num_heads, self.spec.v_dim, self._v_width
+        acc = torch.zeros(block.num_tiles * heads, TILE, v_width)
         total = torch.zeros(block.num_tiles * heads, TILE)
         top = torch.full((block.num_tiles * heads, TILE), -torch.inf)
         for wave, active in enumerate(block.active):
@@ -182,12 +213,12 @@ class TorchBackend(AttentionBackend):
             total[:size].mul_(shrink).add_(wide.sum(-1))
             acc[:size].mul_(shrink.unsqueeze(2))
             scores.copy_(wide)
-            v = self._select(v_GHNV, block, wave, self._v)
+            v = self._select(v_GHNW, block, wave, self._v)
             self._accumulate(acc[:size], scores, v)
         lse = torch.log(total) + top
         acc.div_(torch.where(total == 0, 1.0, total).unsqueeze(2))
         return (
-            acc.view(block.num_tiles, heads, TILE, v_dim),
+            acc.view(block.num_tiles, heads, TILE, v_width)[..., :v_dim],
             lse.view(block.num_tiles, heads, TILE),
         )
 

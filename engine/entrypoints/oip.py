@@ -21,7 +21,7 @@ from engine.entrypoints.protocol import (
     usage_parameters,
 )
 from engine.errors import InvalidRequest
-from engine.request_builder import build_request
+from engine.request_builder import build_request, integer
 from engine.types import ModelInfo, Request, Response, Task
 
 
@@ -186,7 +186,7 @@ def _task(task: str | None, *, has_candidates: bool) -> Task:
 def _deadline_ms(parameters: InferParameters) -> float | None:
     if parameters.timeout is None:
         return parameters.deadline_ms
-    timeout_ms = parameters.timeout / 1000.0
+    timeout_ms = integer(parameters.timeout, "timeout") / 1000.0
     if parameters.deadline_ms is None:
         return timeout_ms
     return min(parameters.deadline_ms, timeout_ms)
@@ -293,7 +293,10 @@ def _decode_feature(tensor: InferInput) -> np.ndarray:
     _check_shape(tensor, values.size)
     if len(tensor.shape) not in (1, 2):
         raise InvalidRequest(f"{field} has shape {tensor.shape}: send [n] or [n, d]")
-    return values.reshape(tensor.shape)
+    try:
+        return values.reshape(tensor.shape)
+    except (ValueError, OverflowError):  # no values, and more than an array can have of them
+        raise InvalidRequest(f"{field} has shape {tensor.shape}: that is too large") from None
 
 
 def _check_shape(tensor: InferInput, count: int) -> None:

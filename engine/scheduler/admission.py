@@ -128,14 +128,17 @@ class Admission:
             raise refusal
 
     def _check_deadline(self, request: Request, prepared: PreparedRequest, now_s: float) -> None:
-        """Refuse a deadline that even an all-hit run alone on the device would miss."""
-        if request.deadline_s is None:
+        """Refuse a deadline that even an all-hit run alone on the device would miss.
+
+        An idle engine tries whatever comes: if it only refused, one slow step would set what is
+        expected for ever."""
+        if request.deadline_s is None or not self._queue.has_unfinished:
             return
         rows = prepared.suffix_length
-        predicted_s = self._cost.predict_s(rows, rows * prepared.length)
-        if predicted_s is not None and now_s + predicted_s > request.deadline_s:
+        least_s = self._cost.least_s(rows, rows * prepared.length)
+        if now_s + least_s > request.deadline_s:
             self._metrics.add("deadline_drops_total", 1, "admission")
             raise DeadlineExceeded(
                 f"{(request.deadline_s - now_s) * 1e3:.1f} ms are left and the request alone "
-                f"takes about {predicted_s * 1e3:.1f} ms: give it more time"
+                f"takes {least_s * 1e3:.1f} ms or more: give it more time"
             )

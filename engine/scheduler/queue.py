@@ -102,5 +102,9 @@ class RequestQueue:
         return list(self._lines.get(user, ()))
 
     @property
+    def has_unfinished(self) -> bool:
+        return bool(self._lines)
+
+    @property
     def num_unfinished(self) -> int:
         return sum(len(line) for line in self._lines.values())

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
+from engine.assembly import build_core
 from engine.attention_backends.base import Partial
 from engine.attention_backends.reference import ReferenceBackend
+from engine.attention_backends.torch_tiles import TorchBackend
+from engine.config import AttentionConfig, CacheConfig, EngineConfig
+from engine.models.random_weights import builtin_model
 from engine.testing.attention import CASES, check_backend, check_case
 
 _SMALL = [case for case in CASES if case.page_size == 7]
@@ -23,6 +28,21 @@ def test_backend_conforms(backend, case):
         "dense", "order", "alone", "pieces", "block order", "page size 1", "page size 16",
         "page size 48", "1 threads", "2 threads", "3 threads",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("v_dim", [1, 5, 6, 7, 9, 10, 11, 33, 64])
+def test_torch_rows_do_not_depend_on_their_place_in_a_tile(v_dim, dtype):
+    spec = replace(CASES[0].spec, qk_dim=v_dim, v_dim=v_dim, dtype=dtype)
+    assert TorchBackend(spec).row_difference() == 0.0
+
+
+class Drifts(TorchBackend):
+    """Its products depend on where a row stands."""
+
+    def _accumulate(self, acc, weights, v):
+        super()._accumulate(acc, weights, v)
+        acc[:, 0] += 0.5
 
 
 class OneKeyShort(ReferenceBackend):
@@ -73,7 +93,7 @@ def plug_in(tmp_path, monkeypatch):
     name = "broken_attention_backends"
     module = type(sys)(name)
     lines = ["[engine.attention_backends]"]
-    for backend in (OneKeyShort, ReadsAhead, MixesRows, WritesElsewhere, OnlyFloat32):
+    for backend in (OneKeyShort, ReadsAhead, MixesRows, WritesElsewhere, OnlyFloat32, Drifts):
         setattr(module, backend.__name__, lambda backend=backend: backend)
         lines.append(f"{backend.__name__} = {name}:{backend.__name__}")
     monkeypatch.setitem(sys.modules, name, module)
@@ -82,6 +102,19 @@ def plug_in(tmp_path, monkeypatch):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("plug_in")
+@pytest.mark.parametrize(
+    ("backend", "says"), [("torch", "bitwise"), ("Drifts", "not bitwise: rows differ by up to 0.5")]
+)
+def test_engine_says_at_start_whether_rows_depend_on_their_place(backend, says):
+    config = EngineConfig(
+        cache=CacheConfig(device_pages=2, host_bytes=0), attention=AttentionConfig(backend=backend)
+    )
+    core = build_core(builtin_model(), config)
+    core.close()
+    assert core.info.exactness == says
 
 
 @pytest.mark.usefixtures("plug_in")

@@ -20,7 +20,7 @@ from engine.models.config import (
 )
 from engine.models.hstu.model import HstuModel
 from engine.models.linear import Linear, check_bitwise
-from engine.models.registry import builtin_model
+from engine.models.random_weights import builtin_model
 from engine.models.silu import silu_
 from engine.testing.models import random_tensors
 

@@ -95,9 +95,10 @@ def context_values(context: object, features: tuple[ContextFeature, ...]) -> Int
 
 
 def _dense_values(field: str, dim: int, values: object, length: int) -> Int64Array:
-    if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
+    # Whole numbers are fine: JSON has one type of number, and 1.0 is often written as 1.
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
         raise InvalidRequest(f"{field} is {_type_text(values)}: give float32")
-    shapes = [(length, dim), (length,)] if dim == 1 else [(length, dim)]
+    shapes = [(length, dim), (length,)] if dim == 1 or length == 0 else [(length, dim)]
     if values.shape not in shapes:
         raise InvalidRequest(f"{field} has shape {list(values.shape)}: give {list(shapes[0])}")
     with np.errstate(over="ignore"):

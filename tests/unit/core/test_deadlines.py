@@ -20,16 +20,37 @@ def test_deadline_that_has_passed_is_refused():
 
 def test_deadline_that_even_a_full_hit_misses_is_refused():
     core = CoreUnderTest()
-    core.rank("ann", 4, candidates=1)
+    core.rank("ann", 4, candidates=40)
     core.settle()
-    # 10 ms for 5 rows were measured: 40 candidates take about 80 ms.
-    late = core.rank("bob", 4, candidates=40, deadline_ms=30)
+    core.rank("zed", 4)
+    # 10 ms for 44 rows were measured: 40 candidates take about 9 ms.
+    late = core.rank("bob", 4, candidates=40, deadline_ms=8)
     assert core.error(late).code == "deadline_exceeded"
     assert "give it more time" in core.error(late).message
     assert drops(core) == [1, 0, 0]
     small = core.rank("bob", 4, candidates=1, deadline_ms=30)
     core.settle()
     assert core.hits(small) == (0, 0, 4)
+
+
+def test_small_steps_do_not_get_large_requests_refused():
+    core = CoreUnderTest()
+    core.rank("ann", 4, candidates=1)
+    core.settle()
+    core.rank("zed", 4)
+    # 10 ms for 5 rows were measured, which says nothing about 40.
+    large = core.rank("bob", 4, candidates=40, deadline_ms=30)
+    core.settle()
+    assert core.hits(large) == (0, 0, 4)
+
+
+def test_idle_engine_tries_whatever_was_measured():
+    core = CoreUnderTest()
+    core.rank("ann", 4, candidates=40)
+    core.settle()
+    tight = core.rank("bob", 4, candidates=40, deadline_ms=8)
+    core.settle()
+    assert core.hits(tight) == (0, 0, 4), "it starts in time, and what has started is answered"
 
 
 def test_request_expires_in_the_queue():

@@ -400,7 +400,7 @@ def test_features_stand_in_declared_columns() -> None:
         ({"price": np.zeros(2, np.float32)}, r"history\.price has shape \[2\]: give \[2, 2\]"),
         ({"price": np.full((2, 2), np.nan, np.float32)}, r"history\.price holds NaN"),
         ({"price": np.full((2, 2), 1e300)}, r"history\.price holds NaN or infinity"),
-        ({"price": np.zeros((2, 2), np.int64)}, r"history\.price is int64: give float32"),
+        ({"price": np.zeros((2, 2), np.bool_)}, r"history\.price is bool: give float32"),
         ({"color": np.array([0, 1])}, r"history holds color, .*\(it reads item, genre, price\)"),
         ({"slot": np.array([0, 1])}, r"history holds slot"),
         ({"time": np.array([0, 1])}, r"history holds time"),
@@ -411,6 +411,22 @@ def test_features_are_checked(change: dict[str, Any], message: str) -> None:
     more = {name: value for name, value in more.items() if value is not None}
     with pytest.raises(InvalidRequest, match=message):
         preparer(features=FEATURES).prepare(request([12, 13], task=Task.PREFETCH, more=more))
+
+
+def test_dense_values_may_be_whole_numbers() -> None:
+    p = preparer(features=FEATURES)
+    whole, real = (
+        request([12], task=Task.PREFETCH, more={"genre": np.array([1]), "price": price})
+        for price in (np.array([[3, -4]]), np.array([[3.0, -4.0]], np.float32))
+    )
+    assert p.prepare(whole).records.tolist() == p.prepare(real).records.tolist()
+
+
+def test_empty_list_is_an_empty_dense_feature() -> None:
+    empty = np.zeros(0, np.int64)  # what an empty list becomes
+    more = {"genre": empty, "price": empty}
+    prepared = preparer(features=FEATURES).prepare(request([], task=Task.PREFETCH, more=more))
+    assert prepared.length == 0
 
 
 def test_unread_features_are_ignored_when_the_request_says_so() -> None:

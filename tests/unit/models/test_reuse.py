@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from engine.models.registry import builtin_model, model_factory
+from engine.models.random_weights import builtin_model
+from engine.models.registry import model_factory
 from engine.models.reuse import derive_reuse
 from engine.types import Reuse
 

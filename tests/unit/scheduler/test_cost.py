@@ -36,3 +36,17 @@ def test_later_steps_move_the_rate_by_a_fifth(cost):
 def test_steps_without_rows_or_time_teach_nothing(cost, rows, run_s):
     cost.observe(rows, 0, run_s)
     assert cost.predict_s(10, 0) is None
+
+
+def test_least_time_is_that_of_the_fastest_step(cost):
+    assert cost.least_s(10, 0) == 0.0
+    cost.observe(10, 0, 1.0)
+    cost.observe(100, 0, 2.0)
+    cost.observe(10, 0, 5.0)
+    assert cost.least_s(50, 0) == pytest.approx(1.0)
+
+
+def test_small_steps_say_nothing_about_the_time_of_large_ones(cost):
+    cost.observe(1, 0, 0.01)
+    assert cost.predict_s(1000, 0) == pytest.approx(10.0)
+    assert cost.least_s(1000, 0) == pytest.approx(0.01)
