@@ -11,6 +11,11 @@ from typing import NamedTuple
 
 CORE_MODULE = "engine.core_process"
 
+SLEEP_WHEN_IDLE = "PASSIVE"
+"""OMP_WAIT_POLICY unless the user has set one: threads that wait for each other sleep. By default
+they spin, and where other processes want the same cores (the front, clients) a step of many small
+operations then takes many times longer."""
+
 
 class LaunchedCore(NamedTuple):
     """A core process that waits for its start message, and the front's end of the socket."""
@@ -48,6 +53,7 @@ def launch_core(module: str = CORE_MODULE, log_level: str = "INFO") -> LaunchedC
 def _environment() -> dict[str, str]:
     """The environment, with this copy of the package importable (-P hides the working folder)."""
     environment = dict(os.environ)
+    environment.setdefault("OMP_WAIT_POLICY", SLEEP_WHEN_IDLE)
     root = Path(__file__).resolve().parent.parent
     if root.name not in ("site-packages", "dist-packages"):
         known = environment.get("PYTHONPATH")

@@ -9,6 +9,7 @@ compute in this process.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from engine.config import (
     SchedulerConfig,
     TransferConfig,
 )
+from engine.core_launch import SLEEP_WHEN_IDLE
 from engine.entrypoints.config import ServeConfig, ServerConfig
 from engine.errors import ConfigError, EngineError
 from engine.version import __version__
@@ -345,6 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     if arguments[0] != "serve":
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+        os.environ.setdefault("OMP_WAIT_POLICY", SLEEP_WHEN_IDLE)  # before torch is loaded
     try:
         return command.run(_split_config(arguments[1:]))
     except EngineError as error:

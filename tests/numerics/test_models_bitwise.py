@@ -19,7 +19,7 @@ from engine.models.config import (
     RetrieveHead,
 )
 from engine.models.hstu.model import HstuModel
-from engine.models.linear import Linear, check_bitwise
+from engine.models.linear import Linear, check_bitwise, filled_rows
 from engine.models.random_weights import builtin_model
 from engine.models.silu import silu_
 from engine.testing.models import random_tensors
@@ -186,6 +186,14 @@ def test_silu_gives_an_element_the_same_bits_in_any_company(
         assert torch.equal(silu_(x[subset].clone().contiguous()), whole[subset])
     reference = (x.double() * torch.sigmoid(x.double())).to(dtype)
     torch.testing.assert_close(whole, reference)
+
+
+def test_linears_meet_few_numbers_of_rows() -> None:
+    for count in range(1, 20_000):
+        filled = filled_rows(count)
+        assert max(2, count) <= filled <= max(2, count * 1.125)
+        assert filled_rows(filled) == filled
+    assert len({filled_rows(count) for count in range(1, 8193)}) < 90
 
 
 def test_silu_does_not_depend_on_threads() -> None:
