@@ -29,6 +29,7 @@ from engine.engine import Engine
 from engine.entrypoints.logs import TraceRequest, UserEvents, by_user, read_log, trace_requests
 from engine.entrypoints.offline import TokensByTier
 from engine.entrypoints.replay import Account, ReplayOptions, Trace, replay_trace, scheduler_config
+from engine.errors import EngineError
 from engine.models.base import Model
 from engine.models.config import Feature, HstuLayers, Inputs, ModelConfig, RetrieveHead
 from engine.models.registry import model_factory
@@ -180,8 +181,12 @@ def main(log: Path, /, max_requests: int = 0, concurrency: int = 16) -> None:
         max_requests: Only the first so many requests; 0 for all.
         concurrency: Requests in flight in the concurrent runs.
     """
+    try:
+        real_log = RealLog.read(log, max_requests=max_requests)
+    except EngineError as error:
+        sys.exit(str(error))
     is_ok = True
-    for record in compare(RealLog.read(log, max_requests=max_requests), concurrency=concurrency):
+    for record in compare(real_log, concurrency=concurrency):
         print(json.dumps(record), flush=True)
         is_ok = is_ok and bool(record["ok"])
     sys.exit(0 if is_ok else 1)

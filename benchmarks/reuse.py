@@ -257,6 +257,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=7, help="steps of a round (recompute: 2)")
     parser.add_argument("--output", help="write the result, with provenance, to this file")
     options = parser.parse_args()
+    if options.steps < 2 or options.rounds < 1:
+        parser.error("give at least 2 steps (the first of a round is not measured) and 1 round")
     load = Load(options.batch, options.history, options.new, options.candidates)
     write_result(options.output, measure(options.model, load, options.rounds, options.steps))
 

@@ -23,6 +23,7 @@ from engine.models.reuse import derive_reuse
 from engine.platforms.cpu import DeviceExecutor, HostArena, InlineExecutor, KvPools, Wake
 from engine.runner.runner import Runner
 from engine.transfer.jobs import CopyEngine
+from engine.transfer.native import NativeCopyEngine
 from engine.transfer.select import make_copy_engine
 from engine.types import ModelInfo
 
@@ -78,6 +79,7 @@ def build_core(
     arena = HostArena.within(host_bytes, pools, cache.chunk_size)
     wake, metrics = Wake(), Metrics()
     copies = make_copy_engine(config.transfer.workers, pools, arena, wake, hooks.clock)
+    _tell_sizes(config, pools, arena, copies)
     if hooks.wrap_copies is not None:
         copies = hooks.wrap_copies(copies)
     bytes_per_page = pools.page_bytes * spec.num_layers
@@ -137,6 +139,29 @@ def _exactness(model: Model, backend: AttentionBackend) -> str:
         return f"within the tolerance of attention backend {backend.name}"
     difference = max(check_bitwise(model).max_difference, backend.row_difference())
     return str(BitwiseReport(is_bitwise=difference == 0.0, max_difference=difference))
+
+
+def _tell_sizes(config: EngineConfig, pools: KvPools, arena: HostArena, copies: CopyEngine) -> None:
+    cache = config.cache
+    _logger.info(
+        "device pool: %d pages of %d tokens, %.1f MiB",
+        pools.num_pages, pools.page_size, pools.num_bytes / 2**20,
+    )  # fmt: skip
+    if cache.tiers != "tiered":
+        return
+    if arena.num_chunks == 0:
+        chunk_bytes = arena.num_layers * arena.pages_per_chunk * arena.page_bytes
+        _logger.warning(
+            "the host tier is empty: host_bytes is %d, one chunk of %d tokens takes %d; nothing "
+            "will be offloaded",
+            cache.host_bytes, cache.chunk_size, chunk_bytes,
+        )  # fmt: skip
+        return
+    _logger.info(
+        "host arena: %d chunks of %d tokens, %.1f MiB; copies by %s",
+        arena.num_chunks, cache.chunk_size, arena.num_bytes / 2**20,
+        "native workers" if isinstance(copies, NativeCopyEngine) else "Python threads",
+    )  # fmt: skip
 
 
 def _check_budgets(config: EngineConfig, spec: ModelSpec) -> None:

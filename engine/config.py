@@ -85,8 +85,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         for name in ("max_step_ms", "max_piece_tokens", "max_queue_tokens"):
             require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)}: give 0 or more")
         require(
-            self.priority_ageing_s > 0,
-            f"priority_ageing_s is {self.priority_ageing_s}: give more than 0",
+            0 < self.priority_ageing_s < float("inf"),
+            f"priority_ageing_s is {self.priority_ageing_s}: give a finite number above 0",
         )
 
     @property

@@ -13,17 +13,24 @@ import msgspec
 
 
 class MetricSpec(NamedTuple):
-    """One metric: kind, help text, label names, and for histograms the upper bucket edges."""
+    """One metric: kind, help text, label names, and for histograms the upper bucket edges.
+
+    values: What its labels are where that is known beforehand. A counter of these is there from
+    the start, at 0, so that the first event is a rise.
+    """
 
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    values: tuple[tuple[str, ...], ...] = ()
 
 
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
             2.5, 5.0, 10.0)  # fmt: skip
 _TOKENS = tuple(float(4**power) for power in range(10))
+_TIERS = (("device",), ("host",))
+_DIRECTIONS = (("onload",), ("offload",))
 _REQUESTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 METRICS: dict[str, MetricSpec] = {
@@ -33,23 +40,57 @@ METRICS: dict[str, MetricSpec] = {
     "device_pages_total": MetricSpec("gauge", "Usable device pages."),
     "host_chunks_used": MetricSpec("gauge", "Host chunks in use."),
     "host_chunks_total": MetricSpec("gauge", "Host chunks of the arena."),
-    "users_resident": MetricSpec("gauge", "Users with state in the tier.", ("tier",)),
-    "copies_in_flight": MetricSpec("gauge", "Transfers not yet finished.", ("direction",)),
+    "users_resident": MetricSpec("gauge", "Users with state in the tier.", ("tier",), (), _TIERS),
+    "copies_in_flight": MetricSpec(
+        "gauge", "Transfers not yet finished.", ("direction",), (), _DIRECTIONS
+    ),
     "weights_version_info": MetricSpec("gauge", "1 for each loaded version.", ("version",)),
-    "requests_total": MetricSpec("counter", "Requests by outcome.", ("task", "outcome")),
+    "requests_total": MetricSpec(
+        "counter",
+        "Requests that reached the core, by outcome: `ok` or the code of the error.",
+        ("task", "outcome"),
+    ),
     "history_tokens_total": MetricSpec("counter", "History tokens asked for: the denominator."),
-    "hit_tokens_total": MetricSpec("counter", "History tokens found in a tier.", ("tier",)),
+    "hit_tokens_total": MetricSpec(
+        "counter", "History tokens found in a tier.", ("tier",), (), _TIERS
+    ),
     "computed_tokens_total": MetricSpec("counter", "History tokens computed."),
     "suffix_tokens_total": MetricSpec("counter", "Suffix tokens computed."),
-    "evicted_pages_total": MetricSpec("counter", "Pages evicted.", ("tier", "reason")),
+    "evicted_pages_total": MetricSpec(
+        "counter",
+        "Pages evicted.",
+        ("tier", "reason"),
+        (),
+        (("device", "space"), ("host", "space")),
+    ),
     "dropped_tokens_total": MetricSpec("counter", "Evicted tokens that no lower tier had."),
-    "copy_bytes_total": MetricSpec("counter", "Bytes moved between tiers.", ("direction",)),
+    "copy_bytes_total": MetricSpec(
+        "counter", "Bytes moved between tiers.", ("direction",), (), _DIRECTIONS
+    ),
     "copy_failures_total": MetricSpec("counter", "Copies that failed or came too late."),
     "offload_skipped_total": MetricSpec("counter", "Offloads skipped: no host chunk to be had."),
-    "deadline_drops_total": MetricSpec("counter", "Requests past their deadline.", ("stage",)),
-    "invalidations_total": MetricSpec("counter", "User states cut or removed.", ("reason",)),
+    "deadline_drops_total": MetricSpec(
+        "counter",
+        "Requests past their deadline.",
+        ("stage",),
+        (),
+        (("admission",), ("queue",), ("launch",)),
+    ),
+    "invalidations_total": MetricSpec(
+        "counter",
+        "User states cut or removed.",
+        ("reason",),
+        (),
+        (("diverged",), ("refreshed",), ("forgotten",)),
+    ),
     "prefetch_wasted_bytes_total": MetricSpec("counter", "Bytes onloaded and never used."),
-    "scratch_runs_total": MetricSpec("counter", "Requests served outside the cache.", ("reason",)),
+    "scratch_runs_total": MetricSpec(
+        "counter",
+        "Requests served outside the cache.",
+        ("reason",),
+        (),
+        (("bypass",), ("query_time",), ("never_fits",)),
+    ),
     "uncut_pieces_total": MetricSpec(
         "counter", "Pieces that ran alone because they cannot be cut."
     ),
@@ -85,6 +126,8 @@ class Metrics:
                 self._values[name, ()] = 0.0
             elif not spec.labels:
                 self._values[name, ()] = 0.0
+            elif spec.kind == "counter":
+                self._values |= {(name, labels): 0.0 for labels in spec.values}
 
     def add(self, name: str, amount: float = 1.0, *labels: str) -> None:
         """Raise a counter. Negative amounts are a bug of the caller and are refused."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -156,12 +157,16 @@ def bind(config: ServerConfig) -> socket.socket:
         return socket.create_server((config.host, config.port), family=family, backlog=_BACKLOG)
     except OSError as error:
         where = config.uds or f"{config.host}:{config.port}"
-        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}") from error
+        reason = (error.strerror or str(error)).partition(" (while attempting")[0]
+        raise ConfigError(f"cannot listen on {where}: {reason}") from error
 
 
 def _bind_uds(path: str) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.stat(path).st_mode):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(path) == 0:
+                    raise OSError(errno.EADDRINUSE, "another server listens there")
             os.unlink(path)  # left behind by a server that was killed
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind(path)

@@ -126,8 +126,12 @@ class App:
         self._metrics.in_flight += 1
         try:
             route = self._find(scope["path"])
-            if isinstance(route, HttpResponse):
-                response = route
+            if route is None:
+                exchange.notes.append("not_found")
+                response = _error_response(404, ErrorBody(
+                    error=f"no route {scope['path']!r}", code="not_found",
+                    request_id=exchange.request_id,
+                ))  # fmt: skip
             elif scope["method"] not in _allowed(route):
                 response = _error_response(405, ErrorBody(
                     error=f"{scope['method']} is not served here: use {route.method}",
@@ -180,7 +184,7 @@ class App:
 
     # Routes
 
-    def _find(self, path: str) -> Route | HttpResponse:
+    def _find(self, path: str) -> Route | None:
         route = self._routes.get(path)
         if route is not None:
             return route
@@ -198,7 +202,7 @@ class App:
                         return Route("model_ready", "GET", self._for(model, version, self._ready))
                     case ["infer"]:
                         return Route("infer", "POST", self._for(model, version, self._infer))
-        return _error_response(404, ErrorBody(error=f"no route {path!r}", code="not_found"))
+        return None
 
     def _for(self, model: str, version: str | None, handler: Handler) -> Handler:
         """The handler, once the named model is known to be the one that is loaded."""
@@ -335,11 +339,13 @@ class App:
             return HttpResponse(body=to_json(native_api.encode_response(response)))
         results = await asgi.unless_disconnected(exchange.receive, self._submit_all(call))
         responses: list[native_api.NativeResponse | ErrorBody] = []
-        for request, result in zip(call.requests, results, strict=True):
+        for index, (request, result) in enumerate(zip(call.requests, results, strict=True)):
             if isinstance(result, Response):
                 responses.append(native_api.encode_response(result))
             else:
-                own_id = request.request_id if isinstance(request, Request) else None
+                own_id = f"{exchange.request_id}.{index}"
+                if isinstance(request, Request):
+                    own_id = request.request_id
                 responses.append(error_body(result, own_id, status=result.status))
         exchange.notes.append(f"requests={len(responses)}")
         return HttpResponse(body=to_json(native_api.NativeResponses(responses=responses)))

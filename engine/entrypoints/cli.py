@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -32,6 +34,7 @@ from engine.errors import ConfigError, EngineError
 from engine.version import __version__
 
 EXIT_USAGE = 2
+EXIT_BROKEN_PIPE = 141
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -169,7 +172,20 @@ class Command(NamedTuple):
     run: Callable[[Arguments], int]
 
 
-_CONFIG_HELP = "\n\n--config FILE: YAML with the same settings (defaults < file < command line)."
+_CONFIG_HELP = "\n--config FILE: YAML with the same settings (defaults < file < command line)."
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """YAML in which only true and false are truth values: `tiers: off` means the text "off"."""
+
+
+_YamlLoader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF")
+)
 
 
 def _split_config(arguments: Sequence[str]) -> Arguments:
@@ -190,10 +206,12 @@ def _split_config(arguments: Sequence[str]) -> Arguments:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.load(path.read_text(encoding="utf-8"), _YamlLoader)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-    except yaml.YAMLError as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no UTF-8 text: {error}") from error
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     if content is None:
         return {}
@@ -209,9 +227,28 @@ def serve_config(arguments: Arguments) -> ServeConfig:
         try:
             from_file = msgspec.convert(_read_yaml(arguments.file), ServeConfig)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{arguments.file}: {error}") from None
+            raise ConfigError(f"{arguments.file}: {_in_words(error)}") from None
     flags = _parse(ServeFlags, arguments.rest, "serve", ServeFlags.from_config(from_file))
     return flags.to_config(from_file.engine.attention.options)
+
+
+def _in_words(error: msgspec.ValidationError) -> str:
+    """What is wrong with a file of settings, and what may stand there instead."""
+    what, _, where = str(error).partition(" - at `$")
+    path = [name for name in where.strip("`").split(".") if name]
+    expected: Any = ServeConfig
+    for name in path:
+        expected = typing.get_type_hints(expected).get(name) if _is_struct(expected) else None
+    stands = f"{'.'.join(path)}: {what}" if path else what
+    if _is_struct(expected):
+        return f"{stands}; the keys are {', '.join(expected.__struct_fields__)}"
+    if typing.get_origin(expected) is Literal:
+        return f"{stands}; give one of {', '.join(typing.get_args(expected))}"
+    return stands
+
+
+def _is_struct(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, msgspec.Struct)
 
 
 def flat_options(options_type: type[T], arguments: Arguments, command: str) -> T:
@@ -246,7 +283,7 @@ def _parse(
     options_type: type[T], arguments: Sequence[str], command: str, default: T | None = None
 ) -> T:
     docstring = (options_type.__doc__ or "").partition("\n    Attributes:")[0]
-    description = "\n".join(line.strip() for line in docstring.splitlines()) + _CONFIG_HELP
+    description = "\n".join(line.strip() for line in docstring.strip().splitlines()) + _CONFIG_HELP
     prog = f"mtserve {command}"
     if default is None:
         return tyro.cli(options_type, prog=prog, description=description, args=arguments)
@@ -349,7 +386,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
         os.environ.setdefault("OMP_WAIT_POLICY", SLEEP_WHEN_IDLE)  # before torch is loaded
     try:
-        return command.run(_split_config(arguments[1:]))
+        status = command.run(_split_config(arguments[1:]))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `mtserve ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     except EngineError as error:
         print(f"mtserve {arguments[0]}: {error}", file=sys.stderr)
         return EXIT_USAGE

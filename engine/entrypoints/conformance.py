@@ -20,6 +20,7 @@ from engine.entrypoints.golden_kinds import (
     Comparison,
     StackCheck,
     check_retrieval,
+    retrieval_model,
 )
 from engine.entrypoints.golden_run import Variant
 from engine.errors import ConfigError, EngineError
@@ -217,7 +218,9 @@ def _described(path: Path) -> Mapping[str, object] | None:
 def _run_layers(file: GoldenFile, variant: Variant, compare: Comparison) -> bool:
     """One variant of a layer file; returns whether its histories were cut."""
     if file.config.kind == "e2e":
-        model = check_retrieval(file, variant, compare)
+        model = retrieval_model(file)
+        _refuse_unserved(model, variant)
+        check_retrieval(file, model, variant, compare)
     else:
         check = StackCheck(file, variant, compare)
         model = check.model

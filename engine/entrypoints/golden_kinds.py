@@ -273,10 +273,16 @@ LAYER_KINDS: Mapping[str, Callable[[StackCheck], None]] = {
 }
 
 
-def check_retrieval(file: GoldenFile, variant: Variant, compare: Comparison) -> HstuModel:
-    """Kind e2e: ids and times -> embeddings, scores of all items, top-k without the history."""
+def retrieval_model(file: GoldenFile) -> HstuModel:
+    """The model of a file of kind e2e."""
     config = retrieval_config(file.config)
-    model = HstuModel(config, retrieval_tensors(file, config), file.path.name)
+    return HstuModel(config, retrieval_tensors(file, config), file.path.name)
+
+
+def check_retrieval(
+    file: GoldenFile, model: HstuModel, variant: Variant, compare: Comparison
+) -> None:
+    """Kind e2e: ids and times -> embeddings, scores of all items, top-k without the history."""
     lengths = file.counts("lengths")
     users = GoldenUsers(model, variant, lengths)
     top_ids = file.tensor("top10_ids_excluding_history")
@@ -305,7 +311,6 @@ def check_retrieval(file: GoldenFile, variant: Variant, compare: Comparison) -> 
         top_scores = torch.from_numpy(result.item_scores)[None]
         compare.equal("top10_ids", result.items, top_ids[user])
         compare.rows("top10_scores", top_scores, file.tensor("top10_scores")[user][None])
-    return model
 
 
 def _retrieve_request(file: GoldenFile, user: int, length: int, top_k: int | None) -> Request:

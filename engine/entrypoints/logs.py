@@ -89,7 +89,7 @@ def read_log(path: str | Path) -> InteractionLog:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"cannot read the log {path}: {error}; give a text file") from error
-    lines = _split(text)
+    lines = _split(path, text)
     first = next(lines, None)
     if first is None:
         raise InvalidRequest(f"the log {path} is empty: give at least one interaction")
@@ -102,14 +102,25 @@ def read_log(path: str | Path) -> InteractionLog:
     return _parse(path, columns, rows)
 
 
-def _split(text: str) -> Iterator[tuple[int, Sequence[str]]]:
+def _split(path: Path, text: str) -> Iterator[tuple[int, Sequence[str]]]:
     """(line number from 1, fields) of every line that is not blank."""
     lines = text.splitlines()
     sample = next((line for line in lines if line.strip()), "")
     if "::" in sample:
         return ((n, line.split("::")) for n, line in enumerate(lines, 1) if line.strip())
-    reader = csv.reader(lines, delimiter="\t" if "\t" in sample else ",")
-    return ((reader.line_num, fields) for fields in reader if fields)
+    return _csv_lines(path, lines, "\t" if "\t" in sample else ",")
+
+
+def _csv_lines(
+    path: Path, lines: Sequence[str], delimiter: str
+) -> Iterator[tuple[int, Sequence[str]]]:
+    reader = csv.reader(lines, delimiter=delimiter)
+    try:
+        for fields in reader:
+            if fields:
+                yield reader.line_num, fields
+    except csv.Error as error:
+        raise InvalidRequest(f"{path}:{reader.line_num} cannot be read: {error}") from error
 
 
 def _header(path: Path, fields: Sequence[str]) -> _Columns | None:

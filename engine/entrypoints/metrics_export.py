@@ -93,6 +93,15 @@ def render(core_samples: Sequence[Sample], server_samples: Sequence[Sample]) -> 
     return generate_latest(registry)
 
 
+def _labels(spec: MetricSpec) -> str:
+    """The labels and, where they are known beforehand, their values."""
+    texts = []
+    for index, label in enumerate(spec.labels):
+        known = dict.fromkeys(values[index] for values in spec.values)
+        texts.append(f"`{label}`" + (f": {', '.join(known)}" if known else ""))
+    return "; ".join(texts)
+
+
 def markdown() -> str:
     """The page that lists every metric."""
     lines = [
@@ -105,16 +114,28 @@ def markdown() -> str:
     for title, specs in (("Engine", METRICS), ("Server", SERVER_METRICS)):
         lines += [f"## {title}", "", "| name | kind | labels | meaning |", "|---|---|---|---|"]
         for name, spec in specs.items():
-            labels = ", ".join(f"`{label}`" for label in spec.labels)
-            lines.append(f"| `{PREFIX}{name}` | {spec.kind} | {labels} | {spec.help} |")
+            lines.append(f"| `{PREFIX}{name}` | {spec.kind} | {_labels(spec)} | {spec.help} |")
         lines.append("")
     lines += [
         "## Reading them",
         "",
         "Every history token of an answered request is a hit in one tier or computed:",
-        "`history_tokens_total = hit_tokens_total{tier} + computed_tokens_total`. The share of",
+        "`history_tokens_total = sum(hit_tokens_total) + computed_tokens_total`. The share of",
         "onload time that nothing waited for is",
         "`onload_hidden_seconds_total / onload_seconds_total`.",
+        "",
+        "`mtserve_requests_total` does not count what the server refuses by itself (a body that is",
+        "no JSON, a field that is missing, a server that is not ready). All answers are in",
+        "`mtserve_http_requests_total`, by HTTP status; a body with several requests counts as one",
+        "there, with status 200.",
+        "",
+        "As PromQL, the share of history tokens that were not recomputed, and the time that one",
+        "request in a hundred exceeds:",
+        "",
+        "```",
+        "1 - rate(mtserve_computed_tokens_total[5m]) / rate(mtserve_history_tokens_total[5m])",
+        "histogram_quantile(0.99, sum by (le) (rate(mtserve_request_seconds_bucket[5m])))",
+        "```",
         "",
     ]
     return "\n".join(lines)

@@ -142,6 +142,10 @@ def _is_null(raw: msgspec.Raw | msgspec.UnsetType) -> bool:
 
 def _decode_context(raw: msgspec.Raw | msgspec.UnsetType) -> np.ndarray:
     assert isinstance(raw, msgspec.Raw)
+    if bytes(raw).lstrip()[:1] != b"[":
+        raise InvalidRequest(
+            "context is not a list: give one integer per contextual feature, in the model's order"
+        )
     return decode_integers(raw, "context")
 
 

@@ -64,6 +64,7 @@ class ReplayOptions(OfflineOptions, frozen=True, kw_only=True, forbid_unknown_fi
         require(self.concurrency >= 1, f"concurrency is {self.concurrency}: give at least 1")
         require(0 <= self.verify <= 1, f"verify is {self.verify}: give a share from 0 to 1")
         require(self.max_requests >= 0, f"max_requests is {self.max_requests}: give 0 or more")
+        require(self.seed >= 0, f"seed is {self.seed}: give 0 or more")
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,11 +6,22 @@ rows are formed, which mask it was trained with. Unknown keys are refused.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
 
 from engine.config import require
+
+_MAX_LAYERS = 1024
+_MAX_WINDOW = (1 << 31) - 1
+
+
+def _require_eps(name: str, value: float | None) -> None:
+    require(
+        value is None or (math.isfinite(value) and value > 0),
+        f"{name} is {value}: give a finite number above 0",
+    )
 
 
 class HstuLayers(
@@ -57,7 +68,19 @@ class HstuLayers(
             self.scale_length == -1 or self.scale_length >= 1,
             f"layers.scale_length is {self.scale_length}: give the N the model was trained with",
         )
-        require(self.window >= 0, f"layers.window is {self.window}: give 0 (off) or more")
+        require(
+            self.num_layers <= _MAX_LAYERS,
+            f"layers.num_layers is {self.num_layers}: give at most {_MAX_LAYERS}",
+        )
+        require(
+            self.alpha is None or math.isfinite(self.alpha),
+            f"layers.alpha is {self.alpha}: give a finite number",
+        )
+        _require_eps("layers.norm_eps", self.norm_eps)
+        require(
+            0 <= self.window <= _MAX_WINDOW,
+            f"layers.window is {self.window}: give 0 (off) to {_MAX_WINDOW}",
+        )
         require(
             not (self.group_norm and self.family != "meta"),
             f"layers.group_norm is of the meta family, this model is {self.family}",
@@ -245,6 +268,7 @@ class RankHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             self.kind == "mlp" or (len(self.tasks) == 1 and not self.hidden),
             "rank.kind dot gives one score: name one task and no hidden layers",
         )
+        _require_eps("rank.norm_eps", self.norm_eps)
 
 
 class RetrieveHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -258,6 +282,9 @@ class RetrieveHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     norm: Literal["none", "l2", "layer_norm"] = "none"
     norm_items: bool = False
     norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        _require_eps("retrieve.norm_eps", self.norm_eps)
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -283,6 +310,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         layers, inputs = self.layers, self.inputs
+        for name in ("name", "weights_version"):
+            value = getattr(self, name)
+            require(
+                bool(value) and "/" not in value,
+                f"{name} is {value!r}: give a text without /, it is part of paths",
+            )
         require(
             inputs.tokens_per_event == 1 or not layers.relative_bias,
             "layers.relative_bias needs tokens_per_event 1: the bias reads the next event's time",

@@ -1,8 +1,8 @@
 """Linear layers whose rows do not depend on how many rows are computed together.
 
 oneDNN's prepacked kernels give a row the same bits for any number of rows from two on, and for
-any number of threads; a single row is therefore never computed alone. Without oneDNN, torch's own linear
-serves, and `check_bitwise` reports what that costs.
+any number of threads; a single row is therefore never computed alone. Without oneDNN, torch's own
+linear serves, and `check_bitwise` reports what that costs.
 
 oneDNN prepares a kernel for every number of rows it meets, which takes about a millisecond and half
 a megabyte, and keeps the last 1024. Steps differ in size all the time, so rows are filled up to one

@@ -76,7 +76,7 @@ def decode_config(config: Mapping[str, Any], source: str) -> ModelConfig:
 
 
 def check_tensors(config: ModelConfig, tensors: Mapping[str, torch.Tensor], source: str) -> None:
-    """Raise one ConfigError with every missing, surplus, misshapen or mistyped tensor."""
+    """Raise one ConfigError with every missing, surplus, misshapen, mistyped or unusable tensor."""
     expected = expected_shapes(config)
     problems = []
     for name, shape in expected.items():
@@ -91,6 +91,8 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, torch.Tensor], sour
                 problems.append(f"{name} is {_dtype_text(tensor)}, expected int64")
         elif not tensor.is_floating_point():
             problems.append(f"{name} is {_dtype_text(tensor)}, expected a float type")
+        elif not torch.isfinite(tensor.float()).all():
+            problems.append(f"{name} holds NaN, infinity or values beyond float32")
     problems += [f"{name} {list(tensors[name].shape)} is surplus: the config does not read it"
                  for name in tensors if name not in expected]  # fmt: skip
     if problems:
@@ -127,7 +129,7 @@ def _read_config(file: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{file} is missing: a model directory holds {CONFIG_FILE} and {TENSOR_FILE}"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{file} holds a {type(config).__name__}: expected an object")

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.entrypoints.api_server import bind
+from engine.entrypoints.config import ServerConfig
+from engine.errors import ConfigError
 from tests.integration.server_process import Reply, ServerProcess, eventually
 
 USER = {"name": "user_id", "datatype": "INT64", "shape": [1], "data": [5]}
@@ -97,6 +100,8 @@ def test_native_routes_answer_one_and_many(server: ServerProcess) -> None:
     assert first["items"] == [0, 1]
     assert (second["code"], second["status"], second["limit"]) == ("invalid_request", 400, 0)
     assert "history" in third["error"]
+    own_ids = [f"{many.headers['x-request-id']}.{index}" for index in range(3)]
+    assert [answer["request_id"] for answer in many.body["responses"]] == own_ids
 
 
 @pytest.mark.parametrize(
@@ -121,7 +126,7 @@ def test_faults_have_their_status(
     reply = server.request(method, path, body, {"x-request-id": "faulty"})
     assert (reply.status, reply.body["code"]) == (status, code)
     assert reply.body["error"]
-    assert reply.headers["x-request-id"] == "faulty"
+    assert reply.headers["x-request-id"] == reply.body["request_id"] == "faulty"
 
 
 def test_a_body_of_unknown_length_is_bounded_while_it_is_read(server: ServerProcess) -> None:
@@ -231,3 +236,9 @@ def test_a_unix_socket_is_served(tmp_path: Path) -> None:
             client.connect(str(path))
             client.sendall(b"GET /v2/health/ready HTTP/1.1\r\nhost: x\r\n\r\n")
             assert client.recv(100).startswith(b"HTTP/1.1 200")
+        with pytest.raises(ConfigError, match="another server listens there"):
+            bind(ServerConfig(uds=str(path)))
+    stale = tmp_path / "stale"
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(stale))
+    bind(ServerConfig(uds=str(stale))).close()

@@ -19,6 +19,7 @@ from golden_writer import (
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from engine.attention_backends.reference import ReferenceBackend
 from engine.entrypoints.conformance import conformance_command, run_conformance
 from engine.errors import ConfigError
 
@@ -183,6 +184,14 @@ def test_command_returns_zero_on_a_good_folder(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "2 passed, 0 failed, 1 skipped" in printed
     assert "decoder" in printed
+
+
+@pytest.mark.parametrize("name", ["research_1layer_rab", "research_e2e_retrieval"])
+def test_file_that_the_backend_does_not_serve_is_skipped(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(ReferenceBackend, "biases", ())
+    shutil.copy(GOLDEN / f"{name}.safetensors", tmp_path)
+    [outcome] = run_conformance(tmp_path, ["reference"])
+    assert (outcome.status, outcome.detail) == ("skip", "has no research bias")
 
 
 def test_unknown_kind_fails_instead_of_being_skipped(tmp_path):

@@ -1,4 +1,4 @@
-"""Which module may import which: the map of docs/design, checked on the sources."""
+"""Which module may import which, checked on the sources."""
 
 from __future__ import annotations
 

@@ -92,14 +92,58 @@ def test_the_command_line_overrides_the_file_which_overrides_defaults(tmp_path: 
         ("modle: x", "modle"),
         ("engine: {cache: {pages: 3}}", "pages"),
         ("server: {port: many}", "port"),
+        ("modle: x", "the keys are model, server, engine"),
+        ("engine: {cache: {pages: 3}}", "engine.cache: .*the keys are tiers, device_pages"),
+        ("engine: {cache: {tiers: both}}", "engine.cache.tiers: .*one of off, device, tiered"),
+        ("server: {access_log: off}", "server.access_log: Expected `bool`"),
         ("server: {port: 70000}", "70000"),
         ("- a", "list"),
         ("a: [", "YAML"),
+        ("[" * 100_000, "YAML"),
+        ("engine: {scheduler: {priority_ageing_s: .inf}}", "priority_ageing_s is inf"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, names: str) -> None:
     with pytest.raises(ConfigError, match=names):
         serve(file=write(tmp_path / "c.yaml", text))
+
+
+def test_a_file_of_other_bytes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="no UTF-8 text"):
+        serve(file=tmp_path / "c.yaml")
+
+
+def test_off_in_a_file_is_a_text(tmp_path: Path) -> None:
+    """YAML 1.1 reads `off` as false, which would be no cache mode."""
+    file = write(
+        tmp_path / "c.yaml", "engine: {cache: {tiers: off}, scheduler: {look_ahead: false}}"
+    )
+    config = serve(file=file)
+    assert config.engine.cache.tiers == "off"
+    assert config.engine.scheduler.look_ahead is False
+
+
+def test_a_reader_that_leaves_ends_a_command_without_a_traceback() -> None:
+    code = (
+        "import sys\n"
+        "from engine.entrypoints import cli\n"
+        "def report(arguments):\n"
+        "    print('a line')\n"
+        "    return 0\n"
+        "cli.COMMANDS['report'] = cli.Command('Print.', report)\n"
+        "sys.stdin.readline()\n"
+        "sys.exit(cli.main(['report']))\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdout = None
+        _, errors = process.communicate("go\n", timeout=60)
+    assert (process.returncode, errors) == (cli.EXIT_BROKEN_PIPE, "")
 
 
 def test_options_of_a_flat_command_come_from_its_file_too(tmp_path: Path) -> None:

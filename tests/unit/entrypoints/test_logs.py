@@ -94,6 +94,7 @@ def test_three_columns_are_user_item_time(tmp_path: Path) -> None:
         ("1,2,5,100\n1,2,5,soon\n", "log.csv:2 has time 'soon'"),
         ("1,2,good,100\n", "rating or action 'good'"),
         ("1,2,5,100\n1,2,5\n", "log.csv:2 has 3 fields where 4 are needed"),
+        ("1,2,5,100\n1,2,5," + "9" * 140_000, "log.csv:2 cannot be read: field larger than"),
     ],
 )
 def test_refuses_a_log_it_cannot_read(text: str, message: str, tmp_path: Path) -> None:

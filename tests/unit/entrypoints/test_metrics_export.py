@@ -46,6 +46,14 @@ def test_every_metric_is_in_the_text_before_anything_happened() -> None:
         assert f"# TYPE mtserve_{family}" in text
 
 
+def test_counters_whose_labels_are_known_start_at_zero() -> None:
+    text = render(Metrics().snapshot(), ()).decode()
+    assert 'mtserve_copy_bytes_total{direction="onload"} 0.0' in text
+    assert 'mtserve_evicted_pages_total{reason="space",tier="host"} 0.0' in text
+    for name, spec in METRICS.items():
+        assert all(len(values) == len(spec.labels) for values in spec.values), name
+
+
 def test_the_metrics_page_is_current() -> None:
     assert PAGE.read_text() == markdown(), (
         "run: python -m engine.entrypoints.metrics_export > docs/metrics.md"

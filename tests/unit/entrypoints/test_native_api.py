@@ -95,6 +95,10 @@ def test_a_batch_keeps_its_order_and_each_its_own_error() -> None:
         ({"user_id": "u", "history": [[1]], "candidates": [1]}, r"history\.item"),
         ({"user_id": "u", "history": [1], "candidates": [1], "typo": 1}, "typo"),
         ({"user_id": "u", "history": [1], "candidates": [1], "topk": 0}, "topk"),
+        (
+            {"user_id": "u", "history": [1], "candidates": [1], "context": {"a": 1}},
+            "in the model's",
+        ),
         ({"requests": []}, "requests"),
         ({"requests": [], "topk": 1}, "topk"),
         ({"requests": 1}, "requests"),

@@ -237,6 +237,7 @@ def test_a_difference_is_counted_and_measured() -> None:
         ({"verify": 1.5}, "verify is 1.5"),
         ({"window_s": -1}, "window_s is -1"),
         ({"concurrency": 0}, "concurrency is 0"),
+        ({"seed": -1}, "seed is -1"),
         ({"chunk_size": 6}, "not a multiple of page_size"),
         ({"model": ""}, "model is empty"),
     ],

@@ -140,6 +140,16 @@ def test_all_tensors_that_do_not_fit_are_listed_with_their_shapes(directory: Pat
         assert part in message
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 1e300])
+def test_weights_that_give_no_numbers_are_refused(tmp_path: Path, value: float) -> None:
+    tensors = random_tensors(small_config())
+    weight = tensors["layers.1.uvqk.weight"].double()
+    weight[3, 2] = value
+    tensors["layers.1.uvqk.weight"] = weight
+    with pytest.raises(ConfigError, match=r"layers\.1\.uvqk\.weight holds NaN, infinity"):
+        save_model_dir(tmp_path / "model", small_config(), tensors)
+
+
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
@@ -166,6 +176,14 @@ def test_catalogues_that_do_not_fit_are_refused(
         (("layers", "depth"), 1, r"unknown field `depth` - at `\$\.layers`"),
         (("layers", "num_heads"), "two", r"Expected `int`, got `str` - at `\$\.layers\.num_heads`"),
         (("layers", "num_heads"), 0, r"layers\.num_heads is 0"),
+        (("layers", "num_layers"), 10**9, r"layers\.num_layers is 1000000000: give at most"),
+        (("layers", "alpha"), float("nan"), r"layers\.alpha is nan: give a finite number"),
+        (("layers", "norm_eps"), 0.0, r"layers\.norm_eps is 0\.0: give a finite number above 0"),
+        (("layers", "window"), 1 << 31, r"layers\.window is 2147483648: give 0 \(off\) to"),
+        (("rank", "norm_eps"), -1.0, r"rank\.norm_eps is -1\.0"),
+        (("retrieve", "norm_eps"), float("inf"), r"retrieve\.norm_eps is inf"),
+        (("name",), "a/b", r"name is 'a/b': give a text without /"),
+        (("weights_version",), "", r"weights_version is '': give a text without /"),
         (("layers", "family"), "google", r"\$\.layers\.family"),
         (("layers", "architecture"), "mamba", r"'mamba', known are: hstu"),
         (("layers", "group_norm"), 1, r"Expected `bool`"),
@@ -196,6 +214,9 @@ def test_a_model_without_heads_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_missing_and_broken_files_are_named(directory: Path, name: str) -> None:
     (directory / name).write_bytes(b"\x00broken")
+    with pytest.raises(ConfigError, match=f"{name} cannot be read"):
+        load_model_dir(directory)
+    (directory / name).write_bytes(b"[" * 100_000)
     with pytest.raises(ConfigError, match=f"{name} cannot be read"):
         load_model_dir(directory)
     (directory / name).unlink()
