@@ -172,7 +172,10 @@ class Command(NamedTuple):
     run: Callable[[Arguments], int]
 
 
-_CONFIG_HELP = "\n--config FILE: YAML with the same settings (defaults < file < command line)."
+_CONFIG_HELP = (
+    "\n\nA YAML file given with --config FILE may hold the same settings "
+    "(defaults < file < command line)."
+)
 
 
 class _YamlLoader(yaml.SafeLoader):

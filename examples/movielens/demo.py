@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 import time
 from collections import defaultdict, deque
 from pathlib import Path
@@ -293,4 +294,8 @@ def check(
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        sys.exit(130)
