@@ -37,7 +37,7 @@ from engine.testing.models import save_random_model
 from engine.transfer.jobs import Direction
 from engine.types import Task
 
-EXAMPLES = int(os.environ.get("ENGINE_PROPERTY_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("ENGINE_PROPERTY_EXAMPLES", "12"))
 STEPS = int(os.environ.get("ENGINE_PROPERTY_STEPS", "25"))
 USERS = ("ann", "bob", "cid", "dot")
 ITEMS = st.integers(0, NUM_ITEMS - 1)
