@@ -15,7 +15,7 @@ from engine.assembly import Hooks, core_from_model_dir
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineDead, EngineError, InvalidRequest, from_record
-from engine.request_builder import FeaturesLike, build_request
+from engine.request_builder import FeaturesLike, build_request, text, user_id_text
 from engine.types import (
     CoreStats,
     ForgetDone,
@@ -87,7 +87,7 @@ class Engine:
         """Remove a user's state in every tier; what it removed, once nothing can touch it."""
         self._num_forgets += 1
         ticket = f"forget-{self._num_forgets}"
-        self.core.forget(namespace, str(user_id), ticket)
+        self.core.forget(text(namespace, "namespace"), user_id_text(user_id), ticket)
         while True:
             for message in self._advance():
                 if isinstance(message, ForgetDone) and message.ticket == ticket:

@@ -23,6 +23,9 @@ FeaturesLike: TypeAlias = "Mapping[str, ArrayLike] | ArrayLike"
 MAX_TEXT = 1024
 """Longest user id, namespace or request id, in characters."""
 
+MAX_ID_BITS = 128
+"""Longest user id that is an integer."""
+
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _INTEGER_FEATURES = frozenset({"item", "action", "time"})
 _request_numbers = itertools.count(1)
@@ -31,7 +34,14 @@ _request_numbers = itertools.count(1)
 def user_id_text(user_id: object, field: str = "user_id") -> str:
     """The user id as text; an integer is its decimal text. Raises InvalidRequest."""
     if isinstance(user_id, (int, np.integer)) and not isinstance(user_id, bool):
-        return str(int(user_id))
+        number = int(user_id)
+        if (bits := number.bit_length()) > MAX_ID_BITS:
+            raise InvalidRequest(
+                f"{field} is an integer of {bits} bits, the limit is {MAX_ID_BITS}: give text",
+                limit=MAX_ID_BITS,
+                value=bits,
+            )
+        return str(number)
     if isinstance(user_id, str) and user_id:
         return text(user_id, field)
     raise InvalidRequest(f"{field} is {user_id!r}: give a non-empty text or an integer")
@@ -52,7 +62,7 @@ def text(value: object, field: str) -> str:
             value.encode()
         except UnicodeEncodeError:
             raise InvalidRequest(f"{field} is no valid Unicode text: {value!a:.60}") from None
-    return value
+    return str.__str__(value)  # of a subclass, its plain text
 
 
 def integer(value: object, field: str, *, minimum: int = _INT64_MIN) -> int:
@@ -60,12 +70,12 @@ def integer(value: object, field: str, *, minimum: int = _INT64_MIN) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise InvalidRequest(f"{field} is {value!r}: give an integer")
     number = int(value)
+    if not _INT64_MIN <= number <= _INT64_MAX:
+        raise InvalidRequest(f"{field} does not fit in 64 bits: give an int64")
     if number < minimum:
         raise InvalidRequest(
             f"{field} is {number}: give {minimum} or more", limit=minimum, value=number
         )
-    if number > _INT64_MAX:
-        raise InvalidRequest(f"{field} is {number}: it does not fit in 64 bits", value=number)
     return number
 
 
@@ -83,7 +93,9 @@ def integers(values: object, field: str) -> Int64Array:
     """
     array = feature(values, field)
     if array.dtype != np.int64:
-        raise InvalidRequest(f"{field} has {array.dtype} values: give integers")
+        if array.size:
+            raise InvalidRequest(f"{field} has {array.dtype} values: give integers")
+        array = array.astype(np.int64)  # np.array([]) is float64
     if array.ndim != 1:
         raise InvalidRequest(f"{field} has shape {list(array.shape)}: give one value per entry")
     return array
@@ -182,7 +194,10 @@ def _deadline(deadline_ms: float | None, arrival_s: float) -> float | None:
         return None
     if isinstance(deadline_ms, bool) or not isinstance(deadline_ms, (int, float, np.number)):
         raise InvalidRequest(f"deadline_ms is {deadline_ms!r}: give milliseconds from arrival")
-    milliseconds = float(deadline_ms)
+    try:
+        milliseconds = float(deadline_ms)
+    except OverflowError:
+        milliseconds = float("inf")
     if not 0 < milliseconds < float("inf"):
         raise InvalidRequest(
             f"deadline_ms is {milliseconds}: give more than 0", limit=0, value=milliseconds

@@ -79,6 +79,8 @@ def test_defaults_and_ids() -> None:
         ({"user_id": 1.5}, "user_id"),
         ({"user_id": None}, "user_id"),
         ({"user_id": "x" * 1025}, "1024"),
+        ({"user_id": 1 << 128}, "an integer of 129 bits, the limit is 128"),
+        ({"user_id": -(10**5000)}, "user_id is an integer of 16610 bits"),
         ({"user_id": "\ud800"}, "user_id"),
         ({"namespace": 3}, "namespace"),
         ({"history": None}, "history"),
@@ -114,7 +116,9 @@ def test_defaults_and_ids() -> None:
         ({"deadline_ms": 0}, "deadline_ms"),
         ({"deadline_ms": float("nan")}, "deadline_ms"),
         ({"deadline_ms": True}, "deadline_ms"),
-        ({"priority": 2**64}, "priority"),
+        ({"deadline_ms": 10**400}, "deadline_ms is inf"),
+        ({"priority": 2**64}, "priority does not fit in 64 bits"),
+        ({"top_k": -(10**5000)}, "top_k does not fit in 64 bits"),
         ({"cache": "maybe"}, "use, bypass or refresh"),
         ({"history_start": -1}, "history_start"),
         ({"ignore_extra": "yes"}, "ignore_extra"),
@@ -123,3 +127,22 @@ def test_defaults_and_ids() -> None:
 def test_what_is_wrong_is_named(changed: dict[str, Any], names: str) -> None:
     with pytest.raises(InvalidRequest, match=names):
         rank(**changed)
+
+
+def test_texts_of_other_types_become_plain_texts() -> None:
+    class Name(str):
+        __slots__ = ()
+
+        def __str__(self) -> str:
+            return "another"
+
+    request = rank(user_id=Name("u"), namespace=Name("n"), request_id=Name("r"))
+    assert (request.user_id, request.namespace, request.request_id) == ("u", "n", "r")
+    assert type(request.user_id) is type(request.namespace) is type(request.request_id) is str
+
+
+def test_empty_array_of_floats_is_an_empty_history() -> None:
+    request = rank(history=np.array([]))
+    assert request.history is not None
+    assert request.history["item"].dtype == np.int64
+    assert len(request.history["item"]) == 0
