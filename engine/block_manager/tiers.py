@@ -193,7 +193,12 @@ class Tiers:
                 continue
             plan.append((state, min(shortage, state.num_pages)))
             shortage -= state.num_pages
-        if shortage > 0 and own is not None and not self.copies.is_copying(own):
+        if (
+            shortage > 0
+            and own is not None
+            and own not in refused
+            and self.copies.has_only_offloads(own)
+        ):
             extra = min(shortage, own.num_pages - keep)
             if extra > 0:
                 plan.append((own, extra))

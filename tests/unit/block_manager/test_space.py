@@ -192,6 +192,26 @@ def test_a_prefix_of_a_state_that_fills_the_device_takes_its_own_unread_tail() -
     blocks.check()
 
 
+def test_a_prefix_does_not_wait_for_an_offload_of_its_own_state_that_has_not_started() -> None:
+    blocks = Blocks(num_pages=4)
+    blocks.serve("a", 16)
+    assert len(blocks.copies.queued) == 1
+    blocks.commit(blocks.must_plan("a", 6))
+    assert blocks.lengths("a") == [(12, 0)]
+    blocks.drain()
+    assert blocks.lengths("a") == [(12, 12)], "what is left is offered again"
+    blocks.check()
+
+
+def test_a_prefix_waits_for_an_offload_of_its_own_state_that_has_started() -> None:
+    blocks = Blocks(num_pages=4)
+    blocks.serve("a", 16)
+    blocks.copies.start(blocks.copies.queued[0])
+    assert blocks.plan("a", 6) is None
+    blocks.drain()
+    assert blocks.plan("a", 6) is not None
+
+
 def test_a_prefix_may_take_the_only_page_of_its_own_state() -> None:
     blocks = Blocks(num_pages=1, num_chunks=0)
     blocks.serve("a", 4)
