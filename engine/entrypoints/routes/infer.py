@@ -7,9 +7,9 @@ from engine.entrypoints import asgi, oip
 from engine.entrypoints.asgi import HttpResponse
 from engine.entrypoints.config import ServerConfig
 from engine.entrypoints.protocol import to_json
-from engine.entrypoints.routes.answering import note_usage, read_body
+from engine.entrypoints.routes.answering import read_body, submit
 from engine.entrypoints.routes.models import require_model
-from engine.entrypoints.routes.routing import Exchange, Route
+from engine.entrypoints.routes.routing import Exchange, Route, RouteDoc
 from engine.errors import InvalidRequest
 
 
@@ -22,9 +22,15 @@ class InferRoutes:
 
     def table(self) -> list[Route]:
         return [
-            Route("infer", "POST", f"/v2/models/{{model}}{version}/infer", self._infer)
+            Route(
+                "infer", "POST", f"/v2/models/{{model}}{version}/infer", self._infer,
+                doc=RouteDoc(
+                    "Scores or items for one user, by the Open Inference Protocol.",
+                    (oip.InferBody,), (oip.InferAnswer,),
+                ),
+            )
             for version in ("", "/versions/{version}")
-        ]
+        ]  # fmt: skip
 
     async def _infer(self, exchange: Exchange) -> HttpResponse:
         info = require_model(self._engine, exchange)
@@ -37,7 +43,6 @@ class InferRoutes:
             body, info, request_id=exchange.request_id, arrival_s=exchange.arrival_s
         )
         response = await asgi.unless_disconnected(
-            exchange.receive, self._engine.submit(call.request)
+            exchange.receive, submit(self._engine, exchange, call.request)
         )
-        note_usage(exchange, response)
         return HttpResponse(body=to_json(oip.encode_infer(call, response, info.name)))
