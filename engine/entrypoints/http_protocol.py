@@ -25,7 +25,7 @@ import math
 import socket
 import urllib.parse
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import httptools
 from uvicorn.config import Config
@@ -260,16 +260,7 @@ class Connection(HttpToolsProtocol):
                     limit=MAX_PIPELINED,
                 )
             )
-        version = self.parser.get_http_version()
-        parsed = httptools.parse_url(self.url)
-        raw_path: bytes | None = parsed.path
-        if raw_path is None:
-            raw_path = b"/"
-        self.scope["method"] = self.parser.get_method().decode("ascii")
-        self.scope["http_version"] = version
-        self.scope["raw_path"] = raw_path
-        self.scope["path"] = urllib.parse.unquote(raw_path.decode("ascii"))
-        self.scope["query_string"] = parsed.query or b""
+        self._fill_scope()
         cycle = self.cycle = _Cycle(
             scope=self.scope,
             transport=self._outlet,
@@ -281,7 +272,7 @@ class Connection(HttpToolsProtocol):
             message_event=asyncio.Event(),
             expect_100_continue=self.expect_100_continue,
             keep_alive=(
-                version == "1.1"
+                self.scope["http_version"] == "1.1"
                 and self.parser.should_keep_alive()
                 and not self.parser.should_upgrade()
             ),
@@ -294,6 +285,23 @@ class Connection(HttpToolsProtocol):
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))
 
+    def _fill_scope(self) -> None:
+        scope, version = self.scope, self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            self._fail(InvalidRequest(f"HTTP/{version} is not spoken here: use HTTP/1.1"))
+        try:
+            parsed = httptools.parse_url(self.url)
+        except httptools.HttpParserInvalidURLError:
+            self._fail(InvalidRequest("the request's target is no path"))
+        raw_path: bytes = parsed.path or b"/"
+        if not raw_path.isascii():
+            self._fail(InvalidRequest("the request's path is not ASCII: quote it"))
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["http_version"] = version
+        scope["raw_path"] = raw_path
+        scope["path"] = urllib.parse.unquote(raw_path.decode("ascii"))
+        scope["query_string"] = parsed.query or b""
+
     def on_body(self, body: bytes) -> None:
         self._has_body = True
         super().on_body(body)
@@ -303,7 +311,7 @@ class Connection(HttpToolsProtocol):
         if self._phase is _Phase.BODY:
             self._enter(_Phase.ANSWER)
 
-    def _fail(self, fault: EngineError) -> None:
+    def _fail(self, fault: EngineError) -> NoReturn:
         self._fault = fault
         raise _FaultError
 

@@ -77,7 +77,7 @@ class ServerProcess:
             self.process.kill()
             self.process.wait()
             raise
-        found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", self.log)
+        found = re.search(r"listening on https?://[\d.]+:(\d+)", self.log)
         self.port = 0 if found is None else int(found[1])
         return self
 
