@@ -6,7 +6,8 @@ needs that meets strangers:
 - headers: bytes, count and time; bodies: pauses and time (their size is the application's);
 - requests that wait behind one another in a connection (pipelining), bytes that are no content
   (chunk extensions, trailers);
-- clients that do not read their answers; idle connections; the number of connections;
+- clients that do not read their answers, which wait here and in the kernel's buffers;
+- idle connections, and the number of connections;
 - a fault while earlier requests of the connection are unanswered is told after their answers.
 
 When a request is answered before its body has come, the connection ends: the answer is sent, what
@@ -144,6 +145,11 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._stats.num_open += 1
         self._enter(_Phase.IDLE)
+        if self.client is not None:
+            # The kernel may hold megabytes of an answer that nobody takes: let it give up, too.
+            milliseconds = int(self._limits.send_timeout_s * 1000)
+            connected: socket.socket = transport.get_extra_info("socket")
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         limit = self._limits.max_connections
         if len(self.connections) > limit:
             self._refuse(
