@@ -222,6 +222,7 @@ def build_request(
     cache: CacheMode | str = CacheMode.USE,
     history_start: int = 0,
     ignore_extra: bool = False,
+    weights_version: str | None = None,
     request_id: str | None = None,
     arrival_s: float | None = None,
 ) -> Request:
@@ -241,6 +242,7 @@ def build_request(
         priority: Lower goes first, with ageing.
         history_start: Absolute index of the first event given.
         ignore_extra: Drop features that the model does not read instead of refusing them.
+        weights_version: One of the loaded versions; the active one when not given.
         request_id: Made up when not given.
     """
     arrival = time.monotonic() if arrival_s is None else arrival_s
@@ -275,6 +277,9 @@ def build_request(
         cache=_cache_mode(cache),
         history_start=integer(history_start, "history_start", minimum=0),
         ignore_extra=boolean(ignore_extra, "ignore_extra"),
+        weights_version=(
+            None if weights_version is None else text(weights_version, "weights_version")
+        ),
     )
 
 

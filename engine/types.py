@@ -55,7 +55,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_unknow
 
     `history` holds the events oldest first; None only for a prefetch of a state that is already
     known. `deadline_s` and `arrival_s` are monotonic seconds, which all processes of one machine
-    share. Values are checked by the core at admission (`InvalidRequest` names the field).
+    share. `weights_version` None takes the active one (or its canary). Values are checked by the
+    core at admission (`InvalidRequest` names the field).
     """
 
     request_id: str
@@ -75,6 +76,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_unknow
     cache: CacheMode = CacheMode.USE
     history_start: int = 0
     ignore_extra: bool = False
+    weights_version: str | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,20 +122,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_unknow
     request_id: str
     response: Response | None = None
     error: ErrorRecord | None = None
-
-
-class Forgotten(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `forget` removed, in tokens per tier; complete when it is returned."""
-
-    device_tokens: int = 0
-    host_tokens: int = 0
-
-
-class ForgetDone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The end of a forget: no step and no copy can touch the bytes any more."""
-
-    ticket: str
-    forgotten: Forgotten
 
 
 class FeatureInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

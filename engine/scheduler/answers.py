@@ -14,9 +14,7 @@ from engine.types import Response, Reuse, Usage
 class Answers:
     """Builds responses and counts them. Owned by the core thread."""
 
-    def __init__(self, spec: ModelSpec, reuse: Reuse, page_size: int, metrics: Metrics) -> None:
-        self._spec = spec
-        self._reuse = reuse
+    def __init__(self, page_size: int, metrics: Metrics) -> None:
         self._page_size = page_size
         self._metrics = metrics
 
@@ -47,13 +45,13 @@ class Answers:
             return Usage(
                 device_tokens=resident_tokens,
                 history_length=resident_tokens,
-                weights_version=self._spec.weights_version,
-                reuse=self._reuse,
+                weights_version=entry.version.name,
+                reuse=entry.version.reuse,
             )
         device_tokens, host_tokens = entry.device_tokens or 0, entry.host_tokens
         base_length, fingerprint = 0, ""
         if chain is not None and not entry.is_transient:
-            base_length, fingerprint = self._delta_base(prepared, chain)
+            base_length, fingerprint = self._delta_base(entry.version.spec, prepared, chain)
         is_bypass = entry.is_transient or entry.scratch_reason not in (None, "query_time")
         first_planned_s = entry.first_planned_s or entry.admitted_s
         return Usage(
@@ -64,17 +62,19 @@ class Answers:
             suffix_tokens=prepared.suffix_length,
             base_length=base_length,
             fingerprint=fingerprint,
-            weights_version=self._spec.weights_version,
-            reuse=Reuse.BYPASS if is_bypass else self._reuse,
+            weights_version=entry.version.name,
+            reuse=Reuse.BYPASS if is_bypass else entry.version.reuse,
             queue_us=int((first_planned_s - entry.admitted_s) * 1e6),
             onload_wait_us=int(entry.answer.onload_wait_s * 1e6),
             run_us=int(entry.answer.run_s * 1e6),
         )
 
-    def _delta_base(self, prepared: PreparedRequest, chain: HashChain) -> tuple[int, str]:
+    def _delta_base(
+        self, spec: ModelSpec, prepared: PreparedRequest, chain: HashChain
+    ) -> tuple[int, str]:
         """The last page boundary that is an event boundary and lies before the last event:
         (events, fingerprint); (0, "") when there is none."""
-        per_event, context = self._spec.tokens_per_event, self._spec.num_context
+        per_event, context = spec.tokens_per_event, spec.num_context
         last_event = context + (prepared.num_events - 1) * per_event
         for pages in range(min(last_event, prepared.length) // self._page_size, 0, -1):
             tokens = pages * self._page_size - context

@@ -15,18 +15,18 @@ from engine_models import CONFIGS
 from xxhash import xxh3_64_intdigest
 
 from engine.block_manager.manager import BlockManager
+from engine.commands import ForgetUser, Forgotten, Reply, ServedWeights
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig, TransferConfig
 from engine.core import EngineCore
-from engine.core_parts import CoreParts
+from engine.core_parts import CoreParts, ServedModel, describe_served
 from engine.metrics import Metrics
 from engine.models.hstu.model import HstuModel
-from engine.models.reuse import derive_reuse
 from engine.request_builder import build_request
 from engine.runner.step import PieceResult, StepResult
-from engine.testing.fakes import FakeClock, ManualCopyEngine, ManualExecutor
+from engine.testing.fakes import FakeClock, ManualCopyEngine, ManualExecutor, ManualLoader
 from engine.testing.models import random_tensors
 from engine.transfer.jobs import Direction
-from engine.types import ForgetDone, ModelInfo, Task
+from engine.types import Task
 
 POISON = -1
 BYTES_PER_PAGE = 100
@@ -246,29 +246,18 @@ class CoreUnderTest:
             clock=self.clock,
             on_pages_freed=storage.poison,
         )
-        spec = self.model.spec
-        reuse, reason = derive_reuse(spec)
+        self.loader = ManualLoader()
         self.observed = []
         self.core = EngineCore(
             CoreParts(
                 config=config,
-                model=self.model,
-                info=ModelInfo(
-                    name=spec.name,
-                    weights_version=spec.weights_version,
-                    dtype=spec.dtype,
-                    tasks=spec.tasks,
-                    max_history_tokens=spec.max_history_tokens,
-                    max_batch_tokens=config.scheduler.max_batch_tokens,
-                    reuse=reuse,
-                    reuse_reason=reason,
-                    backend="fake",
-                    exactness="bitwise",
-                    cache_tiers=tiers,
-                    **self.model.describe()._asdict(),
+                served=ServedModel(
+                    model=self.model,
+                    info=describe_served(self.model, config, backend="fake", exactness="bitwise"),
+                    runner=self.runner,
                 ),
+                loader=self.loader,
                 manager=self.manager,
-                runner=self.runner,
                 copies=self.copies,
                 executor=self.executor,
                 wake=SilentWake(),
@@ -277,7 +266,7 @@ class CoreUnderTest:
                 observer=self.observed.append,
             )
         )
-        self.requests, self.outcomes, self.forgotten = {}, {}, {}
+        self.requests, self.outcomes, self.replies, self.announced = {}, {}, {}, []
         self.outcome_order = []
         self._num_forgets = 0
 
@@ -319,7 +308,7 @@ class CoreUnderTest:
     def forget(self, user, namespace=""):
         self._num_forgets += 1
         ticket = f"forget-{user}-{self._num_forgets}"
-        self.core.forget(namespace, user, ticket)
+        self.core.run(ticket, ForgetUser(namespace=namespace, user_id=user))
         self.collect()
         return ticket
 
@@ -381,9 +370,12 @@ class CoreUnderTest:
 
     def collect(self):
         for message in self.core.take_outbox():
-            if isinstance(message, ForgetDone):
-                assert message.ticket not in self.forgotten, "a forget ends once"
-                self.forgotten[message.ticket] = message.forgotten
+            if isinstance(message, ServedWeights):
+                self.announced.append(message)
+                continue
+            if isinstance(message, Reply):
+                assert message.ticket not in self.replies, "a command ends once"
+                self.replies[message.ticket] = message
                 continue
             assert message.request_id not in self.outcomes, "a request has one outcome"
             assert (message.response is None) != (message.error is None)
@@ -416,6 +408,15 @@ class CoreUnderTest:
         """(device, host, computed) tokens."""
         usage = self.response(request_id).usage
         return usage.device_tokens, usage.host_tokens, usage.computed_tokens
+
+    @property
+    def forgotten(self):
+        """Ticket -> what was removed, of every forget that is complete."""
+        return {
+            ticket: reply.result
+            for ticket, reply in self.replies.items()
+            if isinstance(reply.result, Forgotten)
+        }
 
     @property
     def trace(self):

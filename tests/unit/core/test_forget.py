@@ -205,7 +205,7 @@ def test_forget_twice_ends_twice():
     core.steps()
     first = core.forget("ann")
     core.turn()
-    core.core.forget("", "ann", "again")
+    core.core.run("again", ForgetUser(namespace="", user_id="ann"))
     core.settle()
     assert {first, "again"} <= set(core.forgotten)
     core.assert_everything_comes_back()

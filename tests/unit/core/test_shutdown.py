@@ -19,7 +19,7 @@ def crowded_core(**options):
         core.rank(user, 8, request_id=user)
     core.steps()
     core.cancel("bob")
-    core.core.forget("", "ann", "forget-ann")
+    core.core.run("forget-ann", ForgetUser(namespace="", user_id="ann"))
     core.steps()
     assert core.core.stats().num_waiting == 1
     return core
