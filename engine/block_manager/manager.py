@@ -96,7 +96,7 @@ class BlockManager:
             return NOTHING_FOUND
         return _lookup(state, self._match(state, chain))
 
-    def fits(self, tokens: int) -> bool:
+    def fits(self, tokens: int, version: str = "") -> bool:
         """A history of that many tokens could fit into an otherwise empty device pool."""
         return self._layout.pages_for(tokens) <= self._tiers.pages.size
 

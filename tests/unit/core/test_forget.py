@@ -2,6 +2,8 @@
 
 from core_harness import CoreUnderTest
 
+from engine.commands import ForgetUser
+
 
 def test_idle_user_is_forgotten_at_once_in_both_tiers():
     core = CoreUnderTest()
