@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
 from engine.block_manager import eviction
-from engine.block_manager.eviction import GROUP, Lru, load_policy
+from engine.block_manager.eviction import GROUP, EvictionPolicy, Lru, load_policy
 from engine.errors import ConfigError
 
 
@@ -19,6 +20,7 @@ def test_lru_order_is_the_order_of_touches() -> None:
     order.remove("c")
     order.remove("never seen")
     assert list(order.victims()) == ["b", "a"]
+    assert list(order.recent()) == ["a", "b"]
     assert "a" in order
     assert "c" not in order
     assert len(order) == 2
@@ -75,6 +77,35 @@ def test_a_plug_in_is_made_with_its_options() -> None:
     for user in ("a", "b", "a"):
         policy.touch(user)
     assert list(policy.victims()) == ["a", "b"]
+
+
+class SmallestFirst(EvictionPolicy[str]):
+    """A plug-in that keeps no order of use, and does not say how to walk from the other end."""
+
+    def __init__(self) -> None:
+        self._users: set[str] = set()
+
+    def touch(self, entry: str) -> None:
+        self._users.add(entry)
+
+    def remove(self, entry: str) -> None:
+        self._users.discard(entry)
+
+    def victims(self) -> Iterator[str]:
+        return iter(sorted(self._users))
+
+    def __contains__(self, entry: object) -> bool:
+        return entry in self._users
+
+    def __len__(self) -> int:
+        return len(self._users)
+
+
+def test_a_policy_without_a_walk_from_the_other_end_gets_one() -> None:
+    policy = SmallestFirst()
+    for user in ("b", "c", "a"):
+        policy.touch(user)
+    assert list(policy.recent()) == ["c", "b", "a"]
 
 
 @pytest.mark.usefixtures("installed")
