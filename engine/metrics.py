@@ -90,7 +90,7 @@ METRICS: dict[str, MetricSpec] = {
         "User states cut or removed.",
         ("reason",),
         (),
-        (("diverged",), ("refreshed",), ("forgotten",)),
+        (("diverged",), ("refreshed",), ("forgotten",), ("retired",), ("reset",)),
     ),
     "prefetch_wasted_bytes_total": MetricSpec("counter", "Bytes onloaded and never used."),
     "scratch_runs_total": MetricSpec(

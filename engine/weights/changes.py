@@ -208,7 +208,9 @@ class WeightsChanges:
         return loaded
 
     def _status(self, loaded: LoadedVersion) -> WeightsStatus:
-        usage = self._manager.version_usage(loaded.name)
+        usages = [
+            usage for usage in self._manager.usage().by_version if usage.version == loaded.name
+        ]
         return WeightsStatus(
             version=loaded.name,
             state=loaded.state.value,
@@ -216,9 +218,9 @@ class WeightsChanges:
             share=loaded.share,
             canary=loaded.canary,
             requests=loaded.served.num_bound,
-            users=usage.num_users,
-            pages=usage.pages_used,
-            chunks=usage.chunks_used,
+            users=sum(usage.num_users for usage in usages),
+            pages=sum(usage.pages_used for usage in usages),
+            chunks=sum(usage.chunks_used for usage in usages),
             load_s=loaded.load_s,
             warm_up_s=loaded.warm_up_s,
         )
