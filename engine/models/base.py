@@ -82,6 +82,11 @@ class PreparedRequest:
             exact mode everything the whole history contributes.
         num_events: Events used (after drops and truncation).
         start_event: Absolute index of the first event used.
+        num_known_events: Events from `start_event` on before the first one that the catalogue does
+            not know. A later delta request may start there at the latest: up to there, events and
+            rows correspond, and no item table that adds items can change it.
+        base_rows: Of a delta request, the rows below its base: they were not sent, their records
+            are zeros and must never run. 0 for every other request.
         suffix_records: int64 [S, W] of the suffix rows, same columns.
         suffix_parent: int32 [S]: suffix row that row s also reads (and its parents), -1 for none;
             parent[s] < s. `suffix_position` is its position (rows with a bias read it).
@@ -100,6 +105,8 @@ class PreparedRequest:
     seed: bytes
     num_events: int
     start_event: int
+    num_known_events: int
+    base_rows: int = 0
     suffix_records: Int64Array
     suffix_parent: Int32Array
     suffix_position: Int32Array
@@ -174,6 +181,11 @@ class Model(ABC):
 
         Raises InvalidRequest or TooLarge, naming the field, the value, the limit and the remedy.
         The request is not modified.
+
+        A delta request becomes what the whole request would be, except for the records below
+        `base_rows`; HistoryNeeded when the events sent are not enough for that. The engine asks
+        this only of a model whose rows depend on nothing but earlier rows (reuse mode append, no
+        bias).
         """
 
     @abstractmethod
