@@ -92,13 +92,12 @@ def delta_chain(request: Request, prepared: PreparedRequest, page_size: int) -> 
     return chain
 
 
-def history_needed(request: Request, prepared: PreparedRequest, matched: int) -> HistoryNeeded:
+def history_needed(request: Request, prepared: PreparedRequest) -> HistoryNeeded:
     """What a delta request ends with whose base is not in the user's state."""
     return HistoryNeeded(
-        f"the base of {prepared.base_rows} tokens (base_length {request.base_length}) is not known "
-        f"any more, {matched} match: send the whole history",
-        value=matched,
-        limit=prepared.base_rows,
+        f"what is known of this user does not begin with the {prepared.base_rows} tokens of "
+        f"base_length {request.base_length} and that base_fingerprint: send the whole history",
+        value=prepared.base_rows,
     )
 
 

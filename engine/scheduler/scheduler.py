@@ -163,8 +163,7 @@ class Scheduler:
             entry.needs_refresh = False
         lookup = self._manager.lookup(entry.key, chain)
         if lookup.matched < prepared.base_rows:
-            refusal = history_needed(entry.request, prepared, lookup.matched)
-            planned.refused.append((entry, refusal))
+            planned.refused.append((entry, history_needed(entry.request, prepared)))
             return None
         shape = self._shape(entry, prepared, lookup, planned.step)
         if shape is None:
