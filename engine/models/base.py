@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from engine.errors import ConfigError
+from engine.models.config import Catalogue
 from engine.types import FeatureInfo, Float32Array, Int32Array, Int64Array, Request, Task
 
 if TYPE_CHECKING:
@@ -143,6 +145,21 @@ class BiasInputs(NamedTuple):
     next_time: Int64Array
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ItemCatalogue:
+    """The items a model knows and their rows: what `Model.with_catalogue` takes.
+
+    Attributes:
+        settings: Section `catalogue` of config.json, with the catalogue's version.
+        item_ids: int64 [num_items]; item k has row settings.first_row + k of the table.
+        table: [R, E], any float type.
+    """
+
+    settings: Catalogue
+    item_ids: Int64Array
+    table: torch.Tensor
+
+
 class ModelFace(NamedTuple):
     """What clients are told about a model's inputs and outputs (see `types.ModelInfo`)."""
 
@@ -187,6 +204,38 @@ class Model(ABC):
         this only of a model whose rows depend on nothing but earlier rows (reuse mode append, no
         bias).
         """
+
+    @abstractmethod
+    def sample_request(
+        self, num_events: int, num_candidates: int, task: Task | None = None
+    ) -> Request:
+        """A made-up request that `prepare` takes, to warm the engine up with real shapes.
+
+        Items are the catalogue's, every declared input is there, and the context and the query's
+        time where the model reads them. Its user and request id are `sample`.
+
+        Args:
+            num_events: Of the history; no more are made than the model serves. A retrieve needs 1.
+            num_candidates: Of a rank, 1 or more; other tasks have none.
+            task: Rank when not given, if the model has a rank head, else retrieve.
+        """
+
+    @property
+    @abstractmethod
+    def catalogue_version(self) -> str:
+        """Of the items the model knows; kept state does not depend on it."""
+
+    def with_catalogue(self, catalogue: ItemCatalogue) -> Model:
+        """A model of the same weights that knows more items. This one is not modified, and they
+        share all that is the same. Kept K/V stays valid: the weights version stays.
+
+        Raises ConfigError naming the first difference, when the catalogue does anything but add
+        items, or the model cannot take a new one.
+        """
+        raise ConfigError(
+            f"model {self.spec.name} cannot take catalogue {catalogue.settings.version!r}: its "
+            f"architecture has no item table of its own; load it as another model"
+        )
 
     @abstractmethod
     def history_intervals(self, start: int, stop: int, length: int) -> Intervals:
