@@ -78,7 +78,7 @@ class EngineCore:
             max_onload_bytes=config.transfer.max_onload_bytes,
         )
         self._admission = Admission(config, parts.manager, self._queue, parts.metrics, parts.clock)
-        self._answers = Answers(config.cache.page_size, parts.metrics)
+        self._answers = Answers(parts.metrics)
         self._live: dict[str, ScheduledRequest] = {}
         self._outbox: list[CoreMessage] = []
         self._running: StepPlan | None = None
@@ -270,6 +270,8 @@ class EngineCore:
             self._answer(entry, Event.ANSWER)
         for entry in planned.unfit:
             self._leave_cache(entry)
+        for entry, error in planned.refused:
+            self.give_up(entry, error)
         for piece in planned.moves:
             self._moves.append(piece)
             piece.entry.fire(Event.LAUNCH)
@@ -278,7 +280,9 @@ class EngineCore:
         for piece in planned.moves + planned.added:
             self._start_onload(piece, now_s, planned.step.number)
         self._finish_moves()
-        return bool(planned.settled or planned.moves or planned.added)
+        return bool(
+            planned.settled or planned.unfit or planned.refused or planned.moves or planned.added
+        )
 
     def _leave_cache(self, entry: ScheduledRequest) -> None:
         """It was admitted when its version had a larger share of the pool: now it must run outside

@@ -18,7 +18,7 @@ import torch
 from engine.core_parts import ModelLoader, ServedModel, Waker
 from engine.errors import ConfigError, EngineError
 from engine.models.base import Model
-from engine.models.loader import load_model_dir
+from engine.models.loader import load_catalogue, load_model_dir
 
 _logger = logging.getLogger(__name__)
 
@@ -57,8 +57,6 @@ class BackgroundLoader(ModelLoader):
         return self._start(make, f"load {directory}")
 
     def grow(self, path: str, model: Model) -> Callable[[], ServedModel | None]:
-        from engine.models.loader import load_catalogue
-
         directory = self._allowed(path)
         return self._start(
             lambda: self._serve(model.with_catalogue(load_catalogue(directory))),

@@ -15,7 +15,9 @@ from engine.block_manager.manager import BlockManager
 from engine.block_manager.reservation import Lookup
 from engine.block_manager.user_state import UserKey
 from engine.config import SchedulerConfig
+from engine.errors import HistoryNeeded
 from engine.models.base import PreparedRequest
+from engine.scheduler.delta import history_needed
 from engine.scheduler.life import Event
 from engine.scheduler.pieces import (
     NO_SUFFIX,
@@ -39,6 +41,7 @@ class Planned:
         moves: Pieces without rows (prefetches whose rows all exist): only their copies run.
         settled: Prefetches that have nothing to move.
         unfit: Requests that can never fit any more: their version's share of the pool has shrunk.
+        refused: Delta requests whose base is not known any more, each with what it ends with.
     """
 
     step: StepPlan
@@ -46,6 +49,7 @@ class Planned:
     moves: list[Piece] = field(default_factory=list)
     settled: list[ScheduledRequest] = field(default_factory=list)
     unfit: list[ScheduledRequest] = field(default_factory=list)
+    refused: list[tuple[ScheduledRequest, HistoryNeeded]] = field(default_factory=list)
 
 
 class Scheduler:
@@ -175,6 +179,9 @@ class Scheduler:
             self._manager.refresh(entry.key)
             entry.needs_refresh = False
         lookup = self._manager.lookup(entry.key, chain)
+        if lookup.matched < prepared.base_rows:
+            planned.refused.append((entry, history_needed(entry.request, prepared)))
+            return None
         shape = self._shape(entry, prepared, lookup, planned.step)
         if shape is None:
             return None

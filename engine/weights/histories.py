@@ -18,7 +18,9 @@ class Histories:
 
     def note(self, request: Request) -> None:
         """Keep the history of an admitted request, if it is whole and its user's state is kept."""
-        if not self._max_users or request.history is None or request.cache is CacheMode.BYPASS:
+        if not self._max_users or request.history is None or request.is_delta:
+            return
+        if request.cache is CacheMode.BYPASS:
             return
         user = (request.namespace, request.user_id)
         self._requests[user] = msgspec.structs.replace(
