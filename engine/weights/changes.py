@@ -159,7 +159,6 @@ class WeightsChanges:
                 f"weights version {loaded.name!r} is active: activate another one first"
             )
         self._versions.retire(loaded)
-        self._manager.set_quotas(self._versions.quotas())
         if command.mode == "fail":
             self._fail_bound(loaded)
         removal = _Removal(loaded, self._manager)

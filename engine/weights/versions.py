@@ -142,18 +142,16 @@ class Versions:
         return replaced
 
     def retire(self, loaded: LoadedVersion) -> None:
-        """A version on standby takes no new requests, and its share goes to the others."""
+        """A version on standby takes no new requests; it keeps its share for those it has."""
         self._move(loaded, Event.RETIRE)
-        loaded.share = 0.0
-        total = sum(other.share for other in self._loaded.values())
-        for other in self._loaded.values():
-            other.share /= total
 
     def remove(self, loaded: LoadedVersion) -> None:
-        """The retiring version is gone."""
+        """The retiring version is gone, and its share goes to the others."""
         self._move(loaded, Event.EMPTY)
         self._metrics.remove("weights_version_info", loaded.name, loaded.state.value)
         del self._loaded[loaded.name]
+        for other in self._loaded.values():
+            other.share /= 1.0 - loaded.share
 
     def replace_model(self, loaded: LoadedVersion, model: ServedModel) -> None:
         """The same weights with a larger item table."""
@@ -164,7 +162,7 @@ class Versions:
         """Share of both pools by version; empty when one version has everything."""
         if len(self._loaded) == 1:
             return {}
-        return {loaded.name: loaded.share for loaded in self if loaded.share > 0.0}
+        return {loaded.name: loaded.share for loaded in self}
 
     def _move(self, loaded: LoadedVersion, event: Event) -> None:
         self._metrics.remove("weights_version_info", loaded.name, loaded.state.value)
