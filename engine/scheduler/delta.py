@@ -109,9 +109,11 @@ def next_base(prepared: PreparedRequest, chain: HashChain, spec: ModelSpec) -> D
     per_event, context = spec.tokens_per_event, spec.num_context
     num_events = min(prepared.num_events - 1, prepared.num_known_events)
     last = max(context + num_events * per_event, prepared.base_rows)
-    for pages in range(last // chain.page_size, max(chain.base_pages, 1) - 1, -1):
+    newest = last // chain.page_size
+    # Where pages end within an event repeats every `per_event` pages: no need to look further back.
+    for pages in range(newest, newest - per_event, -1):
         tokens = pages * chain.page_size - context
-        if tokens <= 0:
+        if tokens <= 0 or pages < chain.base_pages:
             break
         if tokens % per_event == 0:
             shown = BaseFingerprint(chain.seed_hash, int(chain.boundaries[pages - 1]))

@@ -110,6 +110,13 @@ class Preparer:
             raise InvalidRequest(
                 "history is empty: a delta request sends the events from base_length on, at least 1"
             )
+        if request.base_length <= request.history_start:
+            raise InvalidRequest(
+                f"base_length is {request.base_length} and history_start {request.history_start}: "
+                "both count from the user's first event, give a base after the start",
+                value=request.base_length,
+                limit=request.history_start,
+            )
         start = self._start_event(request.base_length + len(sent), request.history_start)
         num_base = request.base_length - start
         if num_base < 1:

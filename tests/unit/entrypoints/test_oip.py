@@ -88,6 +88,12 @@ def test_a_rank_body_is_decoded() -> None:
     assert request.return_user_embedding
 
 
+def test_delta_request_is_decoded() -> None:
+    base = {"base_length": 32, "base_fingerprint": "0f" * 16}
+    request = decode(body(USER, HISTORY, CANDIDATES, parameters=base)).request
+    assert (request.base_length, request.base_fingerprint) == (32, "0f" * 16)
+
+
 def test_what_the_model_does_not_read_passes_with_ignore_extra() -> None:
     call = decode(
         body(USER, HISTORY, tensor("history_time", [1, 2, 3]), parameters={"ignore_extra": True})
