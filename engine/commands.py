@@ -249,6 +249,11 @@ class ServedWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     infos: tuple[ModelInfo, ...]
 
     @property
+    def versions(self) -> tuple[str, ...]:
+        """Their names, in the order of loading."""
+        return tuple(info.weights_version for info in self.infos)
+
+    @property
     def info(self) -> ModelInfo:
         """The active version's model."""
         return next(info for info in self.infos if info.weights_version == self.active)

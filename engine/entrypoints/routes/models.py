@@ -20,5 +20,5 @@ def require_model(engine: AsyncEngine, exchange: Exchange) -> ModelInfo:
     for loaded in served.infos:
         if loaded.weights_version == version:
             return loaded
-    known = ", ".join(repr(loaded.weights_version) for loaded in served.infos)
+    known = ", ".join(map(repr, served.versions))
     raise UnknownModel(f"version {version!r} of {model!r} is not loaded: this server has {known}")

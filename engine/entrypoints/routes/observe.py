@@ -74,9 +74,7 @@ class ObserveRoutes:
                     phase=self._engine.phase.value,
                     model=info.name,
                     active_weights=info.weights_version,
-                    weights_versions=[
-                        loaded.weights_version for loaded in self._engine.served.infos
-                    ],
+                    weights_versions=list(self._engine.served.versions),
                     heartbeat_age_s=round(self._engine.heartbeat_age_s, 3),
                     requests_waiting=stats.num_waiting,
                     requests_running=stats.num_running,
