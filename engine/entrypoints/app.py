@@ -16,13 +16,16 @@ from engine.entrypoints.access_log import AccessLog
 from engine.entrypoints.asgi import HttpResponse, Receive, Scope, Send
 from engine.entrypoints.config import ServerConfig
 from engine.entrypoints.metrics_export import ServerMetrics
-from engine.entrypoints.protocol import ErrorBody, error_body, to_json
+from engine.entrypoints.protocol import ErrorBody, agreed_user, error_body, to_json
+from engine.entrypoints.routes.answering import routed_user
 from engine.entrypoints.routes.describe import DescribeRoutes
 from engine.entrypoints.routes.health import HealthRoutes
 from engine.entrypoints.routes.infer import InferRoutes
 from engine.entrypoints.routes.native import NativeRoutes
 from engine.entrypoints.routes.observe import ObserveRoutes
 from engine.entrypoints.routes.routing import Exchange, Match, Route, Router
+from engine.entrypoints.routes.users import UserRoutes
+from engine.entrypoints.routes.weights import WeightsRoutes
 from engine.entrypoints.security import Authenticator
 from engine.entrypoints.tracing import Tracing
 from engine.errors import EngineDead, EngineError, Overloaded, Unauthorized
@@ -39,6 +42,8 @@ def routes(engine: AsyncEngine, config: ServerConfig, metrics: ServerMetrics) ->
         *HealthRoutes(engine, config).table(),
         *InferRoutes(engine, config).table(),
         *NativeRoutes(engine, config).table(),
+        *UserRoutes(engine).table(),
+        *WeightsRoutes(engine, config).table(),
         *ObserveRoutes(engine, metrics).table(),
     ]
     return [*table, *DescribeRoutes(table).table()]
@@ -53,6 +58,7 @@ class App:
         """Raises ConfigError for keys that cannot be read."""
         self.metrics = ServerMetrics()
         self._engine = engine
+        self._config = config
         self._authenticator = Authenticator(config.security)
         self._tracing = tracing or Tracing()
         self._access_log = AccessLog(config.access_log_format, with_users=config.log_user_ids)
@@ -95,6 +101,8 @@ class App:
         exchange.params = found.params
         try:
             self._authenticator.authorize(exchange.scope["headers"], found.route.access)
+            if "user_id" in found.params:
+                agreed_user(found.params["user_id"], routed_user(self._config, exchange))
             return await found.route.handler(exchange)
         except EngineError as error:
             return self._failure(error, exchange)

@@ -77,6 +77,8 @@ class NativeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         priority: Lower goes first; waiting requests age.
         cache: `use`, `bypass` (neither read nor write) or `refresh` (recompute and replace).
         history_start: Absolute index of the first event sent.
+        base_length: Delta request: `history` holds only the events from here on.
+        base_fingerprint: Delta request: what an earlier answer's `fingerprint` said.
         ignore_extra: Drop features that the model does not read instead of refusing them.
         request_id: Comes back in the answer; made up when not given.
     """
@@ -94,6 +96,8 @@ class NativeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     priority: int = 0
     cache: str = "use"
     history_start: int = 0
+    base_length: int = 0
+    base_fingerprint: str = ""
     ignore_extra: bool = False
     request_id: str | None = None
 
@@ -105,7 +109,16 @@ class NativeRequests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class NativeResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One user's answer. scores: one row per candidate, one column per task of the model."""
+    """One user's answer.
+
+    Attributes:
+        request_id: The request's own, or one made up.
+        usage: Where its history came from and what it waited for.
+        scores: `rank`: one row per candidate, one column per task of the model.
+        items: Best first; `retrieve`, or `rank` with `topk`.
+        item_scores: Of `items`.
+        user_embedding: When it was asked for.
+    """
 
     request_id: str
     usage: UsageParameters
@@ -218,6 +231,8 @@ def _decode_request(
         priority=parsed.priority,
         cache=parsed.cache,
         history_start=parsed.history_start,
+        base_length=parsed.base_length,
+        base_fingerprint=parsed.base_fingerprint,
         ignore_extra=parsed.ignore_extra,
         request_id=parsed.request_id or request_id,
         arrival_s=arrival_s,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from engine.async_engine import AsyncEngine
 from engine.entrypoints import asgi, oip
 from engine.entrypoints.asgi import HttpResponse
@@ -42,7 +44,10 @@ class InferRoutes:
         call = oip.decode_infer(
             body, info, request_id=exchange.request_id, arrival_s=exchange.arrival_s
         )
+        request = msgspec.structs.replace(
+            call.request, weights_version=exchange.params.get("version")
+        )
         response = await asgi.unless_disconnected(
-            exchange.receive, submit(self._engine, exchange, call.request)
+            exchange.receive, submit(self._engine, exchange, request)
         )
         return HttpResponse(body=to_json(oip.encode_infer(call, response, info.name)))
