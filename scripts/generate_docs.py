@@ -28,8 +28,8 @@ from engine.entrypoints import cli, metrics_export
 from engine.entrypoints.config import ServeConfig
 from engine.entrypoints.docstrings import attribute_docs, summary_of
 from engine.scheduler import life
-from scripts import native_api_page
 from engine.weights import life as weights_life
+from scripts import native_api_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
