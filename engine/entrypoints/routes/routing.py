@@ -1,0 +1,122 @@
+"""Which handler a method and a path lead to.
+
+A path is a pattern of segments; `{name}` stands for any one segment, which may be followed by
+a fixed ending (`{name}:end`). Segments are matched before they are unquoted, so an id may contain
+an encoded slash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from engine.entrypoints.asgi import HttpResponse, Receive, Scope
+
+
+class Access(Enum):
+    """Who may use a route, once keys are configured."""
+
+    OPEN = "open"
+    CLIENT = "client"
+    ADMIN = "admin"
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """One HTTP request on its way through a handler.
+
+    Attributes:
+        arrival_s: Monotonic seconds.
+        params: What stood in the path's places, unquoted.
+        notes: What the access log says about it at the end.
+    """
+
+    scope: Scope
+    receive: Receive
+    request_id: str
+    arrival_s: float
+    params: Mapping[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+Handler = Callable[[Exchange], Awaitable[HttpResponse]]
+
+
+class Route(NamedTuple):
+    """A pattern, a method and what they lead to. `name` is the metrics' label."""
+
+    name: str
+    method: str
+    path: str
+    handler: Handler
+    access: Access = Access.CLIENT
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods it answers: a GET route answers HEAD too."""
+        return ("GET", "HEAD") if self.method == "GET" else (self.method,)
+
+
+class Match(NamedTuple):
+    """The route and the values of its path's places."""
+
+    route: Route
+    params: Mapping[str, str]
+
+
+class Router:
+    """The table of routes. Raises ValueError for two routes of one method and path."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._fixed: dict[str, list[Route]] = {}
+        self._patterns: dict[int, list[tuple[list[str], Route]]] = {}
+        seen: set[tuple[str, str]] = set()
+        for route in routes:
+            if (route.method, route.path) in seen:
+                raise ValueError(f"two routes for {route.method} {route.path}")
+            seen.add((route.method, route.path))
+            if "{" not in route.path:
+                self._fixed.setdefault(route.path, []).append(route)
+            else:
+                segments = route.path.split("/")
+                self._patterns.setdefault(len(segments), []).append((segments, route))
+
+    def find(self, method: str, raw_path: str) -> Match | list[str]:
+        """The match, or the methods that the path would allow ([]: there is no such path)."""
+        allowed: list[str] = []
+        for match in self._matches(raw_path):
+            if method in match.route.methods:
+                return match
+            allowed += match.route.methods
+        return allowed
+
+    def _matches(self, raw_path: str) -> Iterable[Match]:
+        fixed = self._fixed.get(raw_path)
+        if fixed is not None:
+            for route in fixed:
+                yield Match(route, {})
+            return
+        segments = raw_path.split("/")
+        for pattern, route in self._patterns.get(len(segments), ()):
+            params = _params(pattern, segments)
+            if params is not None:
+                yield Match(route, params)
+
+
+def _params(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
+    """The values of the pattern's places, or None if the path is another."""
+    params: dict[str, str] = {}
+    for wanted, segment in zip(pattern, segments, strict=True):
+        if not wanted.startswith("{"):
+            if wanted != segment:
+                return None
+            continue
+        name, _, ending = wanted[1:].partition("}")
+        text = segment.removesuffix(ending)
+        if not text or len(text) + len(ending) != len(segment):
+            return None
+        params[name] = unquote(text)
+    return params
