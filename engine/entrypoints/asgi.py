@@ -16,6 +16,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 T = TypeVar("T")
 
 JSON = b"application/json"
+OCTETS = b"application/octet-stream"
 
 
 @dataclass(slots=True, kw_only=True)

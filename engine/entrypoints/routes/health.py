@@ -19,11 +19,11 @@ from engine.version import __version__
 
 
 class ServerMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to `GET /v2`. Binary tensors are not accepted, so the extension is not listed."""
+    """Answer to `GET /v2`: the server, and the protocol's extensions that it speaks."""
 
     name: str = "mtserve"
     version: str = __version__
-    extensions: tuple[str, ...] = ()
+    extensions: tuple[str, ...] = ("binary_tensor_data",)
 
 
 class HealthBody(msgspec.Struct, frozen=True, kw_only=True):

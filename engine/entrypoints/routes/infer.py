@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from engine.async_engine import AsyncEngine
-from engine.entrypoints import asgi, oip
+from engine.entrypoints import asgi, oip_http
 from engine.entrypoints.asgi import HttpResponse
 from engine.entrypoints.config import ServerConfig
-from engine.entrypoints.protocol import to_json
 from engine.entrypoints.routes.answering import note_usage, read_body
 from engine.entrypoints.routes.models import require_model
 from engine.entrypoints.routes.routing import Exchange, Route
-from engine.errors import InvalidRequest
 
 
 class InferRoutes:
@@ -28,16 +26,24 @@ class InferRoutes:
 
     async def _infer(self, exchange: Exchange) -> HttpResponse:
         info = require_model(self._engine, exchange)
-        if asgi.header(exchange.scope, b"inference-header-content-length") is not None:
-            raise InvalidRequest(
-                "binary tensors are not accepted: send JSON (tritonclient: binary_data=False)"
-            )
+        header_length = asgi.header(exchange.scope, oip_http.HEADER_LENGTH)
         body = await read_body(self._engine, self._config, exchange)
-        call = oip.decode_infer(
-            body, info, request_id=exchange.request_id, arrival_s=exchange.arrival_s
+        call = oip_http.decode_infer(
+            body,
+            info,
+            request_id=exchange.request_id,
+            arrival_s=exchange.arrival_s,
+            header_length=header_length,
         )
         response = await asgi.unless_disconnected(
             exchange.receive, self._engine.submit(call.request)
         )
         note_usage(exchange, response)
-        return HttpResponse(body=to_json(oip.encode_infer(call, response, info.name)))
+        reply = oip_http.encode_infer(call, response, info.name)
+        if reply.json_bytes is None:
+            return HttpResponse(body=reply.body)
+        return HttpResponse(
+            body=reply.body,
+            content_type=asgi.OCTETS,
+            headers=[(oip_http.HEADER_LENGTH, str(reply.json_bytes).encode())],
+        )
