@@ -26,6 +26,7 @@ from engine.async_engine import AsyncEngine
 from engine.core_launch import CORE_MODULE
 from engine.entrypoints.app import App
 from engine.entrypoints.config import ServeConfig, ServerConfig
+from engine.entrypoints.grpc.launch import grpc_server
 from engine.entrypoints.protocol import to_json
 from engine.errors import ConfigError, EngineError
 
@@ -59,6 +60,7 @@ class ServerLife:
             log_level=config.server.log_level,
         )
         self._stop = asyncio.Event()
+        self._grpc = grpc_server(self._engine, config.server)
         self._listener = _Listener(
             uvicorn.Config(
                 App(self._engine, config.server),
@@ -83,8 +85,12 @@ class ServerLife:
         listening = asyncio.ensure_future(self._listener.serve(sockets=[sock]))
         log.info("listening on %s", _address(sock))
         try:
+            if self._grpc is not None:
+                await self._grpc.start()
             status = await self._serve()
         finally:
+            if self._grpc is not None:
+                await self._grpc.stop(_LAST_ANSWERS_S)
             self._listener.should_exit = True
             await listening
             await self._engine.stop(0)

@@ -16,8 +16,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         host: Address to listen on; 0.0.0.0 for all interfaces.
         port: TCP port; 0 takes a free one, which the log names.
         uds: Path of a Unix socket to listen on instead of host and port.
+        grpc_port: TCP port for gRPC on the same host, 0 takes a free one; null: no gRPC. Needs
+            the extra `grpc`.
+        grpc_max_calls: Calls over gRPC at the same time; more end with RESOURCE_EXHAUSTED.
         max_body_bytes: Largest request body; more is answered 413 while it is read.
         max_requests_per_call: Requests in one `{"requests": [...]}` body.
+        routing_header: Header that may carry the user id, so that proxies can route by it.
         drain_timeout_s: How long pending requests may take after SIGTERM.
         heartbeat_timeout_s: Age of the core's last heartbeat at which it no longer counts as
             alive.
@@ -29,8 +33,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host: str = "127.0.0.1"
     port: int = 8000
     uds: str | None = None
+    grpc_port: int | None = None
+    grpc_max_calls: int = 1024
     max_body_bytes: int = 64 << 20
     max_requests_per_call: int = 256
+    routing_header: str = "x-session-id"
     drain_timeout_s: float = 30.0
     heartbeat_timeout_s: float = 5.0
     keep_alive_s: int = 75
@@ -39,7 +46,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         require(0 <= self.port <= 65535, f"port is {self.port}: give 0 to 65535")
-        for name in ("max_body_bytes", "max_requests_per_call", "keep_alive_s"):
+        require(
+            self.grpc_port is None or 0 <= self.grpc_port <= 65535,
+            f"grpc_port is {self.grpc_port}: give 0 to 65535",
+        )
+        for name in ("grpc_max_calls", "max_body_bytes", "max_requests_per_call", "keep_alive_s"):
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}: give at least 1")
         require(self.drain_timeout_s >= 0, f"drain_timeout_s is {self.drain_timeout_s}: give >= 0")
         require(

@@ -62,7 +62,13 @@ class _Features(NamedTuple):
 
 
 def build_infer(
-    call: Call, info: ModelInfo, *, request_id: str, arrival_s: float, binary_default: bool = False
+    call: Call,
+    info: ModelInfo,
+    *,
+    request_id: str,
+    arrival_s: float,
+    timeout_ms: float | None = None,
+    binary_default: bool = False,
 ) -> InferCall:
     """The call as a request. Raises InvalidRequest naming the input, output or parameter.
 
@@ -70,6 +76,7 @@ def build_infer(
         info: The model that is asked.
         request_id: Used when the call has no `id`.
         arrival_s: Monotonic seconds; deadlines count from here.
+        timeout_ms: What the transport leaves; the earliest of all deadlines counts.
         binary_default: Whether outputs are bytes when the parameters do not say.
     """
     features = _features_of(call.tensors)
@@ -96,7 +103,7 @@ def build_infer(
         top_k=parameters.topk,
         exclude_history=parameters.exclude_history,
         return_user_embedding=any(name == "user_embedding" for name, _ in outputs),
-        deadline_ms=_deadline_ms(parameters),
+        deadline_ms=_deadline_ms(parameters, timeout_ms),
         priority=parameters.priority,
         cache=parameters.cache,
         history_start=parameters.history_start,
@@ -161,13 +168,11 @@ def _check_declared(features: _Features, info: ModelInfo) -> None:
         )
 
 
-def _deadline_ms(parameters: InferParameters) -> float | None:
-    if parameters.timeout is None:
-        return parameters.deadline_ms
-    timeout_ms = integer(parameters.timeout, "timeout") / 1000.0
-    if parameters.deadline_ms is None:
-        return timeout_ms
-    return min(parameters.deadline_ms, timeout_ms)
+def _deadline_ms(parameters: InferParameters, timeout_ms: float | None) -> float | None:
+    limits = [limit for limit in (parameters.deadline_ms, timeout_ms) if limit is not None]
+    if parameters.timeout is not None:
+        limits.append(integer(parameters.timeout, "timeout") / 1000.0)
+    return min(limits, default=None)
 
 
 def outputs_of(task: Task, *, has_topk: bool) -> tuple[str, ...]:
