@@ -139,7 +139,7 @@ def test_a_body_of_unknown_length_is_bounded_while_it_is_read(server: ServerProc
 
 
 @pytest.mark.parametrize(
-    "header", [{"inference-header-content-length": "10"}, {"content-encoding": "gzip"}]
+    "header", [{"inference-header-content-length": "9999"}, {"content-encoding": "gzip"}]
 )
 def test_bodies_of_other_forms_are_refused(server: ServerProcess, header: dict[str, str]) -> None:
     reply = server.post("/v2/models/fake/infer", {"inputs": [USER, HISTORY]}, header)
