@@ -4,10 +4,16 @@
      |- ConfigError            start-up: a setting cannot work
      |- RequestError           the caller's fault; ends that request only
      |   |- InvalidRequest     400  invalid_request
+     |   |- Unauthorized       401  unauthorized
+     |   |- Forbidden          403  forbidden
      |   |- UnknownModel       404  unknown_model
+     |   |- RequestTimeout     408  request_timeout
      |   |- HistoryNeeded      409  history_needed
      |   |- TooLarge           413  too_large
+     |   |- UnsupportedBody    415  unsupported_body
+     |   |- HeadersTooLarge    431  headers_too_large
      |- Overloaded             429  overloaded (carries retry_after_s)
+     |- TooManyConnections     503  too_many_connections
      |- Cancelled              499  cancelled
      |- EngineDead             503  engine_dead
      |   |- Draining           503  draining
@@ -62,11 +68,32 @@ class InvalidRequest(RequestError):
     code = "invalid_request"
 
 
+class Unauthorized(RequestError):
+    """The request carries no key, or none that is known."""
+
+    code = "unauthorized"
+    status = 401
+
+
+class Forbidden(RequestError):
+    """The key is known, and does not open this route."""
+
+    code = "forbidden"
+    status = 403
+
+
 class UnknownModel(RequestError):
     """No model, or no weights version, of that name is loaded."""
 
     code = "unknown_model"
     status = 404
+
+
+class RequestTimeout(RequestError):
+    """The client took too long to send its request."""
+
+    code = "request_timeout"
+    status = 408
 
 
 class HistoryNeeded(RequestError):
@@ -81,6 +108,20 @@ class TooLarge(RequestError):
 
     code = "too_large"
     status = 413
+
+
+class UnsupportedBody(RequestError):
+    """The body is compressed, or of a form that this route does not read."""
+
+    code = "unsupported_body"
+    status = 415
+
+
+class HeadersTooLarge(RequestError):
+    """The request line and headers are too many or too long."""
+
+    code = "headers_too_large"
+    status = 431
 
 
 class Overloaded(EngineError):
@@ -99,6 +140,13 @@ class Overloaded(EngineError):
     ) -> None:
         super().__init__(message, limit=limit, value=value)
         self.retry_after_s = retry_after_s
+
+
+class TooManyConnections(EngineError):
+    """The server has as many connections as it may have."""
+
+    code = "too_many_connections"
+    status = 503
 
 
 class Cancelled(EngineError):
@@ -141,8 +189,10 @@ class InvariantError(EngineError):
 
 
 _ALL: tuple[type[EngineError], ...] = (
-    EngineError, ConfigError, RequestError, InvalidRequest, UnknownModel, HistoryNeeded, TooLarge,
-    Overloaded, Cancelled, EngineDead, Draining, DeadlineExceeded, TransferError, InvariantError,
+    EngineError, ConfigError, RequestError, InvalidRequest, Unauthorized, Forbidden, UnknownModel,
+    RequestTimeout, HistoryNeeded, TooLarge, UnsupportedBody, HeadersTooLarge, Overloaded,
+    TooManyConnections, Cancelled, EngineDead, Draining, DeadlineExceeded, TransferError,
+    InvariantError,
 )  # fmt: skip
 _BY_CODE = {error.code: error for error in _ALL}
 

@@ -11,23 +11,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import os
 import signal
 import socket
+import ssl
 import stat
 import sys
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import uvicorn
 import uvloop
 
 from engine.async_engine import AsyncEngine
 from engine.core_launch import CORE_MODULE
+from engine.entrypoints import access_log
 from engine.entrypoints.app import App
 from engine.entrypoints.config import ServeConfig, ServerConfig
 from engine.entrypoints.grpc.launch import grpc_server
+from engine.entrypoints.http_protocol import Connection
+from engine.entrypoints.open_files import fit_connections
 from engine.entrypoints.protocol import to_json
+from engine.entrypoints.security import Authenticator, exposure_warning
+from engine.entrypoints.tls import tls_context
 from engine.errors import ConfigError, EngineError
 
 EXIT_CORE_DEAD = 1
@@ -41,7 +50,50 @@ log = logging.getLogger("engine.server")
 
 
 class _Listener(uvicorn.Server):
-    """uvicorn without its signal handlers: `ServerLife` owns the signals."""
+    """uvicorn without its signal handlers, `ServerLife` owns the signals, and with our TLS."""
+
+    def __init__(self, app: App, config: ServerConfig, tls: ssl.SSLContext | None) -> None:
+        limits = config.connections
+        max_connections = fit_connections(limits.max_connections)
+        limits = msgspec.structs.replace(limits, max_connections=max_connections)
+        connection: Any = functools.partial(
+            Connection, limits=limits, stats=app.metrics.connections
+        )
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=connection,
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_LAST_ANSWERS_S,
+            )
+        )
+        self._tls = tls
+        self._handshake_timeout_s = limits.header_timeout_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections on the sockets."""
+        loop = asyncio.get_running_loop()
+
+        def connection() -> asyncio.Protocol:
+            protocol: asyncio.Protocol = self.config.http_protocol_class(
+                config=self.config, server_state=self.server_state, app_state={}, _loop=loop
+            )  # type: ignore[call-arg]
+            return protocol
+
+        timeout_s = self._handshake_timeout_s if self._tls else None
+        self.servers = [
+            await loop.create_server(
+                connection, sock=sock, ssl=self._tls, backlog=_BACKLOG,
+                ssl_handshake_timeout=timeout_s,
+            )
+            for sock in sockets or []
+        ]  # fmt: skip
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -60,22 +112,10 @@ class ServerLife:
             log_level=config.server.log_level,
         )
         self._stop = asyncio.Event()
+        self._is_tls = config.server.security.tls_cert is not None
         self._grpc = grpc_server(self._engine, config.server)
-        self._listener = _Listener(
-            uvicorn.Config(
-                App(self._engine, config.server),
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                interface="asgi3",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                backlog=_BACKLOG,
-                timeout_keep_alive=config.server.keep_alive_s,
-                timeout_graceful_shutdown=_LAST_ANSWERS_S,
-            )
-        )
+        app = App(self._engine, config.server)
+        self._listener = _Listener(app, config.server, tls_context(config.server.security))
 
     async def run(self, sock: socket.socket) -> int:
         """Serve on a bound socket until a signal or the core's death; the exit status."""
@@ -83,7 +123,7 @@ class ServerLife:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._receive_signal, number)
         listening = asyncio.ensure_future(self._listener.serve(sockets=[sock]))
-        log.info("listening on %s", _address(sock))
+        log.info("listening on %s", _address(sock, is_tls=self._is_tls))
         try:
             if self._grpc is not None:
                 await self._grpc.start()
@@ -138,11 +178,6 @@ class ServerLife:
             info.name, info.weights_version, info.dtype, info.backend, info.exactness,
             info.cache_tiers, info.reuse.value, info.reuse_reason,
         )  # fmt: skip
-        if info.is_random:
-            log.warning(
-                "NO MODEL WAS GIVEN: this is the built-in model with RANDOM weights. "
-                "ITS SCORES MEAN NOTHING. Give --model DIR to serve a trained one."
-            )
 
     def _receive_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -180,11 +215,12 @@ def _bind_uds(path: str) -> socket.socket:
     return sock
 
 
-def _address(sock: socket.socket) -> str:
+def _address(sock: socket.socket, *, is_tls: bool) -> str:
     if sock.family == socket.AF_UNIX:
         return f"unix:{sock.getsockname()}"
+    scheme = "https" if is_tls else "http"
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if sock.family == socket.AF_INET6 else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def serve(config: ServeConfig, core_module: str = CORE_MODULE) -> int:
@@ -198,12 +234,27 @@ def serve(config: ServeConfig, core_module: str = CORE_MODULE) -> int:
         stream=sys.stderr,
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    log.info("config: %s", to_json(config).decode())
+    access_log.configure(config.server.access_log_format)
+    log.info("config: %s", to_json(config.without_keys()).decode())
+    _check_early(config)
     with (
         bind(config.server) as sock,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         return runner.run(_run(config, core_module, sock))
+
+
+def _check_early(config: ServeConfig) -> None:
+    """Find, before anything listens, what would be found later. Raises ConfigError."""
+    if config.model is not None and not os.path.isdir(config.model):
+        raise ConfigError(
+            f"model directory {config.model!r} does not exist: give the folder that holds its "
+            "config.json"
+        )
+    tls_context(config.server.security)
+    warning = exposure_warning(config.server, Authenticator(config.server.security))
+    if warning is not None:
+        log.warning("%s", warning)
 
 
 async def _run(config: ServeConfig, core_module: str, sock: socket.socket) -> int:

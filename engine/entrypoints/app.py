@@ -6,44 +6,58 @@ import itertools
 import logging
 import math
 import os
+import re
 import time
 
 from engine.async_engine import AsyncEngine
 from engine.core_client import Phase
-from engine.entrypoints import asgi, metrics_export
+from engine.entrypoints import asgi
+from engine.entrypoints.access_log import AccessLog
 from engine.entrypoints.asgi import HttpResponse, Receive, Scope, Send
 from engine.entrypoints.config import ServerConfig
+from engine.entrypoints.metrics_export import ServerMetrics
 from engine.entrypoints.protocol import ErrorBody, error_body, to_json
 from engine.entrypoints.routes.health import HealthRoutes
 from engine.entrypoints.routes.infer import InferRoutes
 from engine.entrypoints.routes.native import NativeRoutes
 from engine.entrypoints.routes.observe import ObserveRoutes
-from engine.entrypoints.routes.routing import Exchange, Match, Router
-from engine.errors import EngineDead, EngineError, Overloaded
+from engine.entrypoints.routes.routing import Exchange, Match, Route, Router
+from engine.entrypoints.security import Authenticator
+from engine.entrypoints.tracing import Tracing
+from engine.errors import EngineDead, EngineError, Overloaded, Unauthorized
 
-MAX_REQUEST_ID = 128
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+_NO_ROUTE = "-"
 
 log = logging.getLogger(__name__)
-access_log = logging.getLogger("engine.access")
+
+
+def routes(engine: AsyncEngine, config: ServerConfig, metrics: ServerMetrics) -> list[Route]:
+    """Every route of the server."""
+    return [
+        *HealthRoutes(engine, config).table(),
+        *InferRoutes(engine, config).table(),
+        *NativeRoutes(engine, config).table(),
+        *ObserveRoutes(engine, metrics).table(),
+    ]
 
 
 class App:
     """The application. Owned by the server's event loop."""
 
-    def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
+    def __init__(
+        self, engine: AsyncEngine, config: ServerConfig, tracing: Tracing | None = None
+    ) -> None:
+        """Raises ConfigError for keys that cannot be read."""
+        self.metrics = ServerMetrics()
         self._engine = engine
-        self._config = config
-        self._metrics = metrics_export.ServerMetrics()
+        self._authenticator = Authenticator(config.security)
+        self._tracing = tracing or Tracing()
+        self._access_log = AccessLog(config.access_log_format, with_users=config.log_user_ids)
+        self._bodies = asgi.BodyBudget(config.max_bodies_bytes)
         self._id_prefix = f"{os.getpid():x}-{int(time.time()):x}"
         self._numbers = itertools.count(1)
-        self._router = Router(
-            [
-                *HealthRoutes(engine, config).table(),
-                *InferRoutes(engine, config).table(),
-                *NativeRoutes(engine, config).table(),
-                *ObserveRoutes(engine, self._metrics).table(),
-            ]
-        )
+        self._router = Router(routes(engine, config, self.metrics))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request: never raises, except when its own task is cancelled."""
@@ -54,56 +68,57 @@ class App:
             receive=receive,
             request_id=self._request_id(scope),
             arrival_s=time.monotonic(),
+            bodies=asgi.BodyShare(self._bodies),
         )
-        route_name = "unknown"
-        self._metrics.in_flight += 1
+        trace = self._tracing.start(exchange)
+        found = self._router.find(scope["method"], scope["raw_path"].decode("latin-1"))
+        route = found.route if isinstance(found, Match) else None
+        path = _NO_ROUTE if route is None else route.path
+        self.metrics.in_flight += 1
         try:
-            found = self._router.find(scope["method"], scope["raw_path"].decode("latin-1"))
             if isinstance(found, Match):
-                route_name = found.route.name
-                exchange.params = found.params
                 response = await self._answer(found, exchange)
             else:
                 response = _no_route(exchange, found)
         finally:
-            self._metrics.in_flight -= 1
-        self._metrics.http_requests[route_name, str(response.status)] += 1
-        if self._config.access_log:
-            access_log.info(
-                "%s %s %s %d %.1fms %s", exchange.request_id, scope["method"], scope["path"],
-                response.status, (time.monotonic() - exchange.arrival_s) * 1e3,
-                " ".join(exchange.notes),
-            )  # fmt: skip
+            self.metrics.in_flight -= 1
+            exchange.bodies.give_back()
+        name = "unknown" if route is None else route.name
+        self.metrics.http_requests[name, str(response.status)] += 1
+        self._access_log.write(exchange, path, response.status, trace.trace_id)
         await asgi.send_response(send, response, exchange.request_id)
+        trace.end(exchange, path, response.status)
 
     async def _answer(self, found: Match, exchange: Exchange) -> HttpResponse:
+        exchange.params = found.params
         try:
+            self._authenticator.authorize(exchange.scope["headers"], found.route.access)
             return await found.route.handler(exchange)
         except EngineError as error:
             return self._failure(error, exchange)
         except Exception as error:
             log.exception("request %s failed in the server", exchange.request_id)
+            exchange.outcome = "internal"
             return _error_response(500, ErrorBody(
                 error=f"the server failed: {type(error).__name__}", code="internal",
                 request_id=exchange.request_id,
             ))  # fmt: skip
 
     def _failure(self, error: EngineError, exchange: Exchange) -> HttpResponse:
-        exchange.notes.append(error.code)
+        exchange.outcome = error.code
         response = _error_response(error.status, error_body(error, exchange.request_id))
         if isinstance(error, Overloaded):
             seconds = max(1, math.ceil(error.retry_after_s))
             response.headers.append((b"retry-after", str(seconds).encode()))
         elif isinstance(error, EngineDead) and self._engine.phase is Phase.STARTING:
             response.headers.append((b"retry-after", b"1"))
-        elif error.status == 413:
-            # What is left of the body will not be read.
-            response.headers.append((b"connection", b"close"))
+        elif isinstance(error, Unauthorized):
+            response.headers.append((b"www-authenticate", b'Bearer realm="mtserve"'))
         return response
 
     def _request_id(self, scope: Scope) -> str:
         sent = asgi.header(scope, b"x-request-id")
-        if sent and len(sent) <= MAX_REQUEST_ID and sent.isascii() and sent.isprintable():
+        if sent is not None and _REQUEST_ID.fullmatch(sent):
             return sent
         return f"{self._id_prefix}-{next(self._numbers)}"
 
@@ -111,10 +126,12 @@ class App:
 def _no_route(exchange: Exchange, allowed: list[str]) -> HttpResponse:
     scope = exchange.scope
     if not allowed:
-        exchange.notes.append("not_found")
+        exchange.outcome = "not_found"
         return _error_response(404, ErrorBody(
-            error=f"no route {scope['path']!r}", code="not_found", request_id=exchange.request_id,
+            error=f"no route {scope['path']!r:.200}", code="not_found",
+            request_id=exchange.request_id,
         ))  # fmt: skip
+    exchange.outcome = "method_not_allowed"
     response = _error_response(405, ErrorBody(
         error=f"{scope['method']} is not served here: use {allowed[0]}",
         code="method_not_allowed", request_id=exchange.request_id,

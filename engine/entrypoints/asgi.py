@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from engine.errors import Cancelled, InvalidRequest, TooLarge
+from engine.errors import Cancelled, EngineError, Overloaded, TooLarge, UnsupportedBody
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 JSON = b"application/json"
 OCTETS = b"application/octet-stream"
+REFUSAL = "engine.refusal"
+"""Key of a scope: the EngineError with which the connection gives up on the rest of the body."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,11 +39,55 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body. Raises TooLarge as soon as it is too long, Cancelled if the client leaves."""
+class BodyBudget:
+    """Bytes of all bodies that are in memory. Owned by the server's event loop."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+
+
+class BodyShare:
+    """One request's part of a budget; without one it only counts."""
+
+    def __init__(self, budget: BodyBudget | None = None) -> None:
+        self._budget = budget
+        self._num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Count bytes in. Raises Overloaded, counting nothing, when that is too much for all."""
+        budget = self._budget
+        if budget is not None:
+            if budget.num_bytes + num_bytes > budget.max_bytes:
+                raise Overloaded(
+                    f"the bodies of all requests would have {budget.num_bytes + num_bytes} bytes, "
+                    f"the limit is max_bodies_bytes={budget.max_bytes}: retry in 1 s",
+                    limit=budget.max_bytes,
+                    value=budget.num_bytes + num_bytes,
+                    retry_after_s=1.0,
+                )
+            budget.num_bytes += num_bytes
+        self._num_bytes += num_bytes
+
+    def give_back(self) -> None:
+        """The request has ended."""
+        if self._budget is not None:
+            self._budget.num_bytes -= self._num_bytes
+        self._num_bytes = 0
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int, share: BodyShare) -> bytes:
+    """The whole body, counted in the share.
+
+    Raises TooLarge as soon as it is known to be too long, UnsupportedBody for a compressed one,
+    Overloaded when all bodies together are too much, Cancelled if the client leaves, and
+    RequestTimeout or InvalidRequest if the connection gives up.
+    """
     encoding = header(scope, b"content-encoding")
     if encoding not in (None, "identity"):
-        raise InvalidRequest(f"content-encoding {encoding!r} is not accepted: send plain JSON")
+        raise UnsupportedBody(
+            f"content-encoding {encoding!r:.40} is not accepted: send the body as it is"
+        )
     announced = header(scope, b"content-length")
     if announced is not None and announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(int(announced), max_bytes)
@@ -51,10 +97,14 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Cancelled("the client left before its request was complete")
+        refusal: EngineError | None = scope.get(REFUSAL)
+        if refusal is not None:
+            raise refusal
         chunk = message.get("body", b"")
         count += len(chunk)
         if count > max_bytes:
             raise _too_large(count, max_bytes)
+        share.take(len(chunk))
         chunks.append(chunk)
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -100,7 +100,7 @@ class ServeFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     model: str | None
-    server: tyro.conf.OmitArgPrefixes[ServerConfig]
+    server: tyro.conf.OmitArgPrefixes[tyro.conf.UseAppendAction[ServerConfig]]
     cache: tyro.conf.OmitArgPrefixes[CacheFlags]
     scheduler: tyro.conf.OmitArgPrefixes[SchedulerConfig]
     transfer: tyro.conf.OmitArgPrefixes[TransferConfig]

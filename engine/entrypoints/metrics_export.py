@@ -25,8 +25,20 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 SERVER_METRICS: dict[str, MetricSpec] = {
     "http_requests_total": MetricSpec("counter", "HTTP requests.", ("route", "status")),
     "http_requests_in_flight": MetricSpec("gauge", "HTTP requests being answered."),
+    "http_connections": MetricSpec("gauge", "Open HTTP connections."),
+    "http_connection_faults_total": MetricSpec(
+        "counter", "HTTP connections ended because of what their client did.", ("reason",)
+    ),
     "heartbeat_age_seconds": MetricSpec("gauge", "Since the core's last sign of life."),
 }
+
+
+class ConnectionStats:
+    """Counts over all HTTP connections. Owned by the server's event loop."""
+
+    def __init__(self) -> None:
+        self.num_open = 0
+        self.faults: Counter[str] = Counter()
 
 
 class ServerMetrics:
@@ -35,6 +47,7 @@ class ServerMetrics:
     def __init__(self) -> None:
         self.http_requests: Counter[tuple[str, str]] = Counter()
         self.in_flight = 0
+        self.connections = ConnectionStats()
 
     def samples(self, heartbeat_age_s: float) -> list[Sample]:
         """A snapshot of the same form as the core's."""
@@ -44,6 +57,11 @@ class ServerMetrics:
                 for labels, count in self.http_requests.items()
             ),
             Sample(name="http_requests_in_flight", value=float(self.in_flight)),
+            Sample(name="http_connections", value=float(self.connections.num_open)),
+            *(
+                Sample(name="http_connection_faults_total", labels=(reason,), value=float(count))
+                for reason, count in self.connections.faults.items()
+            ),
             Sample(name="heartbeat_age_seconds", value=heartbeat_age_s),
         ]
 

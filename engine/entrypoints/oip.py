@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.entrypoints.oip_schema import InferParameters
 from engine.entrypoints.oip_tensors import Tensor, feature_of, user_id_of, vector_of
+from engine.entrypoints.protocol import agreed_user
 from engine.errors import InvalidRequest
 from engine.request_builder import build_request, integer
 from engine.types import ModelInfo, Request, Response, Task
@@ -27,12 +28,17 @@ class Wanted(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What was asked, before it is checked. `outputs` None: all that the task has."""
+    """What was asked, before it is checked.
+
+    `outputs` None: all that the task has. `routed_user`: the user id of the routing header, which
+    may stand for the input and must agree with it.
+    """
 
     id: str | None
     tensors: Iterable[Tensor]
     parameters: InferParameters
     outputs: Sequence[Wanted] | None
+    routed_user: str | None = None
 
 
 class InferCall(NamedTuple):
@@ -55,7 +61,7 @@ class Output(NamedTuple):
 class _Features(NamedTuple):
     """The inputs by what they are about."""
 
-    user_id: str | int
+    user_id: str | int | None
     history: dict[str, np.ndarray[Any, Any]]
     candidates: dict[str, np.ndarray[Any, Any]]
     context: np.ndarray[Any, Any] | None
@@ -94,7 +100,7 @@ def build_infer(
     outputs = _outputs(call.outputs, task, parameters.topk is not None, binary_default)
     request = build_request(
         task=task,
-        user_id=features.user_id,
+        user_id=agreed_user(features.user_id, call.routed_user),
         history=features.history or None,
         candidates=features.candidates or None,
         context=features.context,
@@ -143,8 +149,6 @@ def _features_of(tensors: Iterable[Tensor]) -> _Features:
                 f"input {name!r:.80} is unknown: the inputs are user_id, history, "
                 "history_<name>, candidates, candidate_<name> and context"
             )
-    if user_id is None:
-        raise InvalidRequest("input 'user_id' is missing: send BYTES [1] or INT64 [1]")
     _require_items(history, "history", "history")
     _require_items(candidates, "candidates", "candidate")
     return _Features(user_id, history, candidates, context)

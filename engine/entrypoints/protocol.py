@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from engine.errors import EngineError, InvalidRequest
+from engine.request_builder import user_id_text
 from engine.types import Int64Array, Usage
 
 T = TypeVar("T")
@@ -94,6 +95,24 @@ def _whole(number: float | None) -> float | int | None:
     if number is not None and number == int(number):
         return int(number)
     return number
+
+
+def agreed_user(sent: str | int | msgspec.UnsetType | None, routed: str | None) -> str:
+    """The user id out of the body (`sent`) and of the routing header, if one of them is missing.
+
+    Raises InvalidRequest when both are missing, and when they differ.
+    """
+    if sent is None or sent is msgspec.UNSET:
+        if routed is None:
+            raise InvalidRequest("user_id is missing: give the user's id")
+        return routed
+    user_id = user_id_text(sent)
+    if routed is not None and routed != user_id:
+        raise InvalidRequest(
+            f"user_id is {user_id!r:.80}, but the routing header says {routed!r:.80}: "
+            "send the same in both, or only one of them"
+        )
+    return user_id
 
 
 def decode_json(

@@ -42,7 +42,7 @@ def serving(model: Path, engine: EngineConfig, work: Path) -> Iterator[int]:
         port = probe.getsockname()[1]
     settings = {
         "model": str(model),
-        "server": {"host": _HOST, "port": port, "access_log": False},
+        "server": {"host": _HOST, "port": port, "access_log_format": "off"},
         "engine": msgspec.to_builtins(engine),
     }
     work.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -196,10 +197,11 @@ class FakeCore:
 
 
 def build(model_dir: str | None, config: EngineConfig) -> FakeCore:
-    """`model_dir` "missing" fails as a bad model directory does, "broken" as a bug does."""
-    if model_dir == "missing":
+    """A folder "missing" fails as a bad model directory does, "broken" as a bug does."""
+    name = None if model_dir is None else Path(model_dir).name
+    if name == "missing":
         raise ConfigError("model directory 'missing' has no config.json")
-    if model_dir == "broken":
+    if name == "broken":
         raise RuntimeError("a bug at start")
     return FakeCore(config)
 

@@ -77,7 +77,7 @@ class ServerProcess:
             self.process.kill()
             self.process.wait()
             raise
-        found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", self.log)
+        found = re.search(r"listening on https?://[\d.]+:(\d+)", self.log)
         self.port = 0 if found is None else int(found[1])
         return self
 
@@ -120,7 +120,7 @@ class ServerProcess:
     @property
     def grpc_address(self) -> str:
         """Of a server that was started with `--grpc-port`."""
-        pattern = r"listening on grpc://(127\.0\.0\.1:\d+)"
+        pattern = r"listening on grpcs?://(127\.0\.0\.1:\d+)"
         eventually(lambda: re.search(pattern, self.log), "listening for gRPC")
         found = re.search(pattern, self.log)
         assert found is not None

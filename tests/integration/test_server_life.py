@@ -119,8 +119,18 @@ def test_a_core_that_hangs_is_not_live(tmp_path: Path) -> None:
         eventually(lambda: server.get("/v2/health/live").status == 200, "live again")
 
 
+def test_a_missing_model_is_found_before_anything_listens(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, "--model", str(tmp_path / "nowhere")) as server:
+        assert server.wait() == 2
+    assert f"model directory '{tmp_path / 'nowhere'}' does not exist" in server.log
+    assert "listening" not in server.log
+    assert "Traceback" not in server.log
+
+
 def test_a_bad_model_ends_the_server_with_one_line(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path, "--model", "missing", fake=True) as server:
+    model = tmp_path / "missing"
+    model.mkdir()
+    with ServerProcess(tmp_path, "--model", str(model), fake=True) as server:
         assert server.wait() == 2
     assert "cannot serve: model directory 'missing' has no config.json" in server.log
     assert "Traceback" not in server.log

@@ -21,7 +21,7 @@ class GrpcFace(Protocol):
 def grpc_server(engine: AsyncEngine, config: ServerConfig) -> GrpcFace | None:
     """A server that is not started yet; None when no port is configured.
 
-    Raises ConfigError when grpcio is not installed.
+    Raises ConfigError when grpcio is not installed, and for keys that cannot be read.
     """
     if config.grpc_port is None:
         return None
@@ -32,8 +32,4 @@ def grpc_server(engine: AsyncEngine, config: ServerConfig) -> GrpcFace | None:
             f"grpc_port is {config.grpc_port}, but gRPC cannot be loaded ({error}): "
             "pip install mtserve[grpc]"
         ) from error
-    return cast(GrpcFace, server.GrpcServer(engine, config, _open))
-
-
-def _open(headers: object) -> None:
-    """Everyone may ask."""
+    return cast(GrpcFace, server.GrpcServer(engine, config))

@@ -45,6 +45,7 @@ def decode_request(
     request_id: str,
     arrival_s: float,
     timeout_ms: float | None = None,
+    routed_user: str | None = None,
 ) -> InferCall:
     """The message as a request. Raises InvalidRequest naming the input or parameter.
 
@@ -56,10 +57,11 @@ def decode_request(
         request_id: Used when the message has no `id`.
         arrival_s: Monotonic seconds; deadlines count from here.
         timeout_ms: What the caller's own deadline leaves.
+        routed_user: The user id of the routing metadata, if there is any.
     """
     parameters = _parameters_of(message.parameters)
     wanted = [_wanted(output) for output in message.outputs] or None
-    call = Call(message.id or None, _tensors(message), parameters, wanted)
+    call = Call(message.id or None, _tensors(message), parameters, wanted, routed_user)
     return build_infer(
         call,
         info,

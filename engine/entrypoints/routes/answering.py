@@ -1,25 +1,42 @@
-"""What the routes that ask the engine have in common: reading the body, noting the answer."""
+"""What the routes that ask the engine have in common: the body, the user's id, the answer."""
 
 from __future__ import annotations
+
+import time
 
 from engine.async_engine import AsyncEngine
 from engine.entrypoints import asgi
 from engine.entrypoints.config import ServerConfig
-from engine.entrypoints.routes.routing import Exchange
-from engine.types import Response
+from engine.entrypoints.routes.routing import Answered, Exchange
+from engine.errors import InvalidRequest
+from engine.request_builder import user_id_text
+from engine.types import Request, Response
 
 
 async def read_body(engine: AsyncEngine, config: ServerConfig, exchange: Exchange) -> bytes:
     """The body; an engine that takes no requests refuses before reading."""
     if not engine.is_ready:
         raise engine.refusal()
-    return await asgi.read_body(exchange.scope, exchange.receive, config.max_body_bytes)
-
-
-def note_usage(exchange: Exchange, response: Response) -> None:
-    """Put into the access log where the answer's history came from."""
-    usage = response.usage
-    exchange.notes.append(
-        f"ok id={response.request_id} device={usage.device_tokens} host={usage.host_tokens} "
-        f"computed={usage.computed_tokens} queue_us={usage.queue_us} run_us={usage.run_us}"
+    return await asgi.read_body(
+        exchange.scope, exchange.receive, config.max_body_bytes, exchange.bodies
     )
+
+
+def routed_user(config: ServerConfig, exchange: Exchange) -> str | None:
+    """The user id of the routing header, None without one. Raises InvalidRequest."""
+    content = asgi.header(exchange.scope, config.routing_header.encode())
+    if content is None:
+        return None
+    try:
+        return user_id_text(content.encode("latin-1").decode(), config.routing_header)
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{config.routing_header} is no UTF-8 text") from None
+
+
+async def submit(engine: AsyncEngine, exchange: Exchange, request: Request) -> Response:
+    """The engine's answer, noted for the log and the trace. Raises the request's EngineError."""
+    exchange.user_ids.append(request.user_id)
+    submitted_s = time.monotonic()
+    response = await engine.submit(request)
+    exchange.answers.append(Answered(response.usage, submitted_s, time.monotonic()))
+    return response

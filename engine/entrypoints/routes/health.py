@@ -10,11 +10,11 @@ import msgspec
 from engine.async_engine import AsyncEngine
 from engine.entrypoints.asgi import HttpResponse
 from engine.entrypoints.config import ServerConfig
-from engine.entrypoints.oip_metadata import model_metadata
+from engine.entrypoints.oip_metadata import ModelMetadata, model_metadata
 from engine.entrypoints.protocol import to_json
 from engine.entrypoints.readiness import why_not_live, why_not_ready
 from engine.entrypoints.routes.models import require_model
-from engine.entrypoints.routes.routing import Access, Exchange, Route
+from engine.entrypoints.routes.routing import Access, Exchange, Route, RouteDoc
 from engine.version import __version__
 
 
@@ -44,15 +44,28 @@ class HealthRoutes:
 
     def table(self) -> list[Route]:
         routes = [
-            Route("server_metadata", "GET", "/v2", self._server_metadata),
-            Route("live", "GET", "/v2/health/live", self._live, Access.OPEN),
-            Route("ready", "GET", "/v2/health/ready", self._ready, Access.OPEN),
-        ]
+            Route(
+                "server_metadata", "GET", "/v2", self._server_metadata,
+                doc=RouteDoc("The server's name, version and extensions.", (), (ServerMetadata,)),
+            ),
+            Route(
+                "live", "GET", "/v2/health/live", self._live, Access.OPEN,
+                RouteDoc("Whether the process and its core are alive.", (), (HealthBody,), (503,)),
+            ),
+            Route(
+                "ready", "GET", "/v2/health/ready", self._ready, Access.OPEN,
+                RouteDoc("Whether a request would be taken now.", (), (HealthBody,), (503,)),
+            ),
+        ]  # fmt: skip
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-            routes.append(Route("model_metadata", "GET", model, self._model))
-            routes.append(
-                Route("model_ready", "GET", f"{model}/ready", self._model_ready, Access.OPEN)
-            )
+            metadata = RouteDoc("Inputs, outputs and limits of a model.", (), (ModelMetadata,))
+            ready = RouteDoc("Whether the model would take a request.", (), (HealthBody,), (503,))
+            routes += [
+                Route("model_metadata", "GET", model, self._model, doc=metadata),
+                Route(
+                    "model_ready", "GET", f"{model}/ready", self._model_ready, Access.OPEN, ready
+                ),
+            ]
         return routes
 
     async def _server_metadata(self, exchange: Exchange) -> HttpResponse:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from engine.async_engine import AsyncEngine
-from engine.entrypoints import asgi, oip_http
+from engine.entrypoints import asgi, oip_http, oip_schema
 from engine.entrypoints.asgi import HttpResponse
 from engine.entrypoints.config import ServerConfig
-from engine.entrypoints.routes.answering import note_usage, read_body
+from engine.entrypoints.routes.answering import read_body, routed_user, submit
 from engine.entrypoints.routes.models import require_model
-from engine.entrypoints.routes.routing import Exchange, Route
+from engine.entrypoints.routes.routing import Exchange, Route, RouteDoc
 
 
 class InferRoutes:
@@ -20,9 +20,15 @@ class InferRoutes:
 
     def table(self) -> list[Route]:
         return [
-            Route("infer", "POST", f"/v2/models/{{model}}{version}/infer", self._infer)
+            Route(
+                "infer", "POST", f"/v2/models/{{model}}{version}/infer", self._infer,
+                doc=RouteDoc(
+                    "Scores or items for one user, by the Open Inference Protocol.",
+                    (oip_schema.InferBody,), (oip_schema.InferAnswer,),
+                ),
+            )
             for version in ("", "/versions/{version}")
-        ]
+        ]  # fmt: skip
 
     async def _infer(self, exchange: Exchange) -> HttpResponse:
         info = require_model(self._engine, exchange)
@@ -34,11 +40,11 @@ class InferRoutes:
             request_id=exchange.request_id,
             arrival_s=exchange.arrival_s,
             header_length=header_length,
+            routed_user=routed_user(self._config, exchange),
         )
         response = await asgi.unless_disconnected(
-            exchange.receive, self._engine.submit(call.request)
+            exchange.receive, submit(self._engine, exchange, call.request)
         )
-        note_usage(exchange, response)
         reply = oip_http.encode_infer(call, response, info.name)
         if reply.json_bytes is None:
             return HttpResponse(body=reply.body)

@@ -10,7 +10,7 @@ from engine.async_engine import AsyncEngine
 from engine.entrypoints import metrics_export
 from engine.entrypoints.asgi import HttpResponse
 from engine.entrypoints.protocol import to_json
-from engine.entrypoints.routes.routing import Access, Exchange, Route
+from engine.entrypoints.routes.routing import Access, Exchange, Route, RouteDoc
 from engine.errors import EngineDead, EngineError
 from engine.types import CoreStats
 
@@ -44,9 +44,15 @@ class ObserveRoutes:
 
     def table(self) -> list[Route]:
         return [
-            Route("status", "GET", "/v1/status", self._status),
-            Route("metrics", "GET", "/metrics", self._metrics_page, Access.OPEN),
-        ]
+            Route(
+                "status", "GET", "/v1/status", self._status,
+                doc=RouteDoc("What waits, runs and is kept right now.", (), (StatusBody,)),
+            ),
+            Route(
+                "metrics", "GET", "/metrics", self._metrics_page, Access.OPEN,
+                RouteDoc("Metrics in the Prometheus text format.", media_type="text/plain"),
+            ),
+        ]  # fmt: skip
 
     async def _stats(self) -> CoreStats | None:
         """The core's word of now, or its last one if it does not answer in time."""

@@ -13,15 +13,24 @@ from enum import Enum
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from engine.entrypoints.asgi import HttpResponse, Receive, Scope
+from engine.entrypoints.asgi import BodyShare, HttpResponse, Receive, Scope
+from engine.types import Usage
 
 
 class Access(Enum):
-    """Who may use a route, once keys are configured."""
+    """Who may use a route, once keys are configured; see `engine.entrypoints.security`."""
 
     OPEN = "open"
     CLIENT = "client"
     ADMIN = "admin"
+
+
+class Answered(NamedTuple):
+    """One request that the engine has answered, for the log and the trace; monotonic seconds."""
+
+    usage: Usage
+    submitted_s: float
+    answered_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +40,10 @@ class Exchange:
     Attributes:
         arrival_s: Monotonic seconds.
         params: What stood in the path's places, unquoted.
-        notes: What the access log says about it at the end.
+        bodies: Where the body counts while this request lives.
+        outcome: "ok" or an error's code, for the log.
+        answers: What the engine has answered.
+        user_ids: Whom it was about.
     """
 
     scope: Scope
@@ -39,10 +51,35 @@ class Exchange:
     request_id: str
     arrival_s: float
     params: Mapping[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    bodies: BodyShare = field(default_factory=BodyShare)
+    outcome: str = "ok"
+    answers: list[Answered] = field(default_factory=list)
+    user_ids: list[str] = field(default_factory=list)
+
+    @property
+    def method(self) -> str:
+        return str(self.scope["method"])
 
 
 Handler = Callable[[Exchange], Awaitable[HttpResponse]]
+
+
+class RouteDoc(NamedTuple):
+    """What the OpenAPI document says of a route.
+
+    Attributes:
+        summary: One sentence.
+        request: Struct of the body; several if it may be one or the other.
+        response: Struct of the answer, or several; none if it is no JSON.
+        statuses: Other statuses than 200 with the same form of body.
+        media_type: Of the answer.
+    """
+
+    summary: str
+    request: tuple[type, ...] = ()
+    response: tuple[type, ...] = ()
+    statuses: tuple[int, ...] = ()
+    media_type: str = "application/json"
 
 
 class Route(NamedTuple):
@@ -53,6 +90,7 @@ class Route(NamedTuple):
     path: str
     handler: Handler
     access: Access = Access.CLIENT
+    doc: RouteDoc | None = None
 
     @property
     def methods(self) -> tuple[str, ...]:

@@ -48,12 +48,12 @@ def test_flags_set_what_they_name() -> None:
     line = (
         "--model m --port 0 --cache device --device-pages 9 --page-size 4 --chunk-size 8 "
         "--host-bytes 77 --max-queue-requests 200 --no-look-ahead --workers python "
-        "--backend reference --threads 1 --check-invariants --no-access-log"
+        "--backend reference --threads 1 --check-invariants --access-log-format off"
     )
     config = serve(*line.split())
     assert config == ServeConfig(
         model="m",
-        server=ServerConfig(port=0, access_log=False),
+        server=ServerConfig(port=0, access_log_format="off"),
         engine=EngineConfig(
             cache=CacheConfig(
                 tiers="device", device_pages=9, page_size=4, chunk_size=8, host_bytes=77
@@ -95,7 +95,7 @@ def test_the_command_line_overrides_the_file_which_overrides_defaults(tmp_path: 
         ("modle: x", "the keys are model, server, engine"),
         ("engine: {cache: {pages: 3}}", "engine.cache: .*the keys are tiers, device_pages"),
         ("engine: {cache: {tiers: both}}", "engine.cache.tiers: .*one of off, device, tiered"),
-        ("server: {access_log: off}", "server.access_log: Expected `bool`"),
+        ("server: {log_user_ids: off}", "server.log_user_ids: Expected `bool`"),
         ("server: {port: 70000}", "70000"),
         ("- a", "list"),
         ("a: [", "YAML"),

@@ -242,3 +242,14 @@ def test_metadata_lists_what_the_model_declares() -> None:
     ]
     assert metadata.parameters.reuse == "append"
     assert metadata.parameters.max_history_events == 10
+
+
+def test_the_routing_header_may_stand_for_the_user() -> None:
+    def user_of(content: bytes) -> str:
+        call = decode_infer(content, INFO, request_id="made", arrival_s=1.0, routed_user="123")
+        return str(call.request.user_id)
+
+    assert user_of(body(HISTORY)) == "123"
+    assert user_of(body(tensor("user_id", [123]), HISTORY)) == "123"
+    with pytest.raises(InvalidRequest, match="'u1', but the routing header says '123'"):
+        user_of(body(USER, HISTORY))

@@ -127,7 +127,7 @@ def without_one_raw() -> ModelInferRequest:
 @pytest.mark.parametrize(
     ("message", "names"),
     [
-        (raw(HISTORY), "'user_id' is missing"),
+        (raw(HISTORY), "user_id is missing"),
         (raw(USER), "history is missing"),
         (raw(USER, HISTORY, HISTORY), "'history' is there twice"),
         (raw(USER, ("history", "INT64", [3], b"\0" * 23)), "'history' has 23 bytes.*takes 24"),
