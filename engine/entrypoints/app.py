@@ -17,6 +17,7 @@ from engine.entrypoints.asgi import HttpResponse, Receive, Scope, Send
 from engine.entrypoints.config import ServerConfig
 from engine.entrypoints.metrics_export import ServerMetrics
 from engine.entrypoints.protocol import ErrorBody, error_body, to_json
+from engine.entrypoints.routes.describe import DescribeRoutes
 from engine.entrypoints.routes.health import HealthRoutes
 from engine.entrypoints.routes.infer import InferRoutes
 from engine.entrypoints.routes.native import NativeRoutes
@@ -34,12 +35,13 @@ log = logging.getLogger(__name__)
 
 def routes(engine: AsyncEngine, config: ServerConfig, metrics: ServerMetrics) -> list[Route]:
     """Every route of the server."""
-    return [
+    table = [
         *HealthRoutes(engine, config).table(),
         *InferRoutes(engine, config).table(),
         *NativeRoutes(engine, config).table(),
         *ObserveRoutes(engine, metrics).table(),
     ]
+    return [*table, *DescribeRoutes(table).table()]
 
 
 class App:

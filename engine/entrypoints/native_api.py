@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from engine.entrypoints.protocol import (
-    ErrorBody,
     UsageParameters,
     agreed_user,
     decode_column,
@@ -116,10 +115,23 @@ class NativeResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     user_embedding: list[float] | None = None
 
 
+Result = Annotated[
+    msgspec.Raw,
+    msgspec.Meta(
+        extra_json_schema={
+            "anyOf": [
+                {"$ref": f"#/components/schemas/{name}"} for name in ("NativeResponse", "ErrorBody")
+            ]
+        }
+    ),
+]
+"""A `NativeResponse` or an `ErrorBody`, encoded."""
+
+
 class NativeResponses(msgspec.Struct, frozen=True, kw_only=True):
     """Answers in the order of the requests, each a result or an error."""
 
-    responses: list[NativeResponse | ErrorBody]
+    responses: list[Result]
 
 
 class NativeCall(NamedTuple):

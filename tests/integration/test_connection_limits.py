@@ -136,8 +136,7 @@ def test_an_unread_body_does_not_hide_the_answer(server: ServerProcess) -> None:
     [
         b"POST /v1/rank HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}",
         b"POST /v1/rank HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\n{}",
-        b"POST /v1/rank HTTP/1.1\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n"
-        b"0\r\n\r\n",
+        b"POST /v1/rank HTTP/1.1\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n",
         b"POST /v1/rank HTTP/1.1\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
         b"POST /v1/rank HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
         b"POST /v1/rank HTTP/1.1\r\ncontent-length : 2\r\n\r\n{}",

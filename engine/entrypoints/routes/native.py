@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
+
 from engine.async_engine import AsyncEngine
 from engine.entrypoints import asgi, native_api, prefetch_api
 from engine.entrypoints.asgi import HttpResponse
 from engine.entrypoints.config import ServerConfig
-from engine.entrypoints.protocol import ErrorBody, error_body, to_json
+from engine.entrypoints.protocol import error_body, to_json
 from engine.entrypoints.routes.answering import read_body, routed_user, submit
 from engine.entrypoints.routes.routing import Exchange, Route, RouteDoc
 from engine.errors import EngineError
@@ -69,15 +71,16 @@ class NativeRoutes:
             if isinstance(result, EngineError):
                 raise result
             return HttpResponse(body=to_json(native_api.encode_response(result)))
-        responses: list[native_api.NativeResponse | ErrorBody] = []
+        responses: list[msgspec.Raw] = []
         for index, (request, result) in enumerate(zip(call.requests, results, strict=True)):
             if isinstance(result, Response):
-                responses.append(native_api.encode_response(result))
+                answer = to_json(native_api.encode_response(result))
             else:
                 own_id = f"{exchange.request_id}.{index}"
                 if isinstance(request, Request):
                     own_id = request.request_id
-                responses.append(error_body(result, own_id, status=result.status))
+                answer = to_json(error_body(result, own_id, status=result.status))
+            responses.append(msgspec.Raw(answer))
         return HttpResponse(body=to_json(native_api.NativeResponses(responses=responses)))
 
     async def _prefetch(self, exchange: Exchange) -> HttpResponse:
