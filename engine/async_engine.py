@@ -161,6 +161,8 @@ class AsyncEngine:
         priority: int = 0,
         cache: CacheMode | str = CacheMode.USE,
         history_start: int = 0,
+        base_length: int = 0,
+        base_fingerprint: str = "",
         ignore_extra: bool = False,
         request_id: str | None = None,
     ) -> Response:
@@ -180,6 +182,8 @@ class AsyncEngine:
                 priority=priority,
                 cache=cache,
                 history_start=history_start,
+                base_length=base_length,
+                base_fingerprint=base_fingerprint,
                 ignore_extra=ignore_extra,
                 request_id=request_id,
             )
@@ -200,6 +204,8 @@ class AsyncEngine:
         priority: int = 0,
         cache: CacheMode | str = CacheMode.USE,
         history_start: int = 0,
+        base_length: int = 0,
+        base_fingerprint: str = "",
         ignore_extra: bool = False,
         request_id: str | None = None,
     ) -> Response:
@@ -219,6 +225,8 @@ class AsyncEngine:
                 priority=priority,
                 cache=cache,
                 history_start=history_start,
+                base_length=base_length,
+                base_fingerprint=base_fingerprint,
                 ignore_extra=ignore_extra,
                 request_id=request_id,
             )
@@ -235,6 +243,8 @@ class AsyncEngine:
         deadline_ms: float | None = None,
         priority: int = 0,
         history_start: int = 0,
+        base_length: int = 0,
+        base_fingerprint: str = "",
         ignore_extra: bool = False,
         request_id: str | None = None,
     ) -> Response:
@@ -250,6 +260,8 @@ class AsyncEngine:
                 deadline_ms=deadline_ms,
                 priority=priority,
                 history_start=history_start,
+                base_length=base_length,
+                base_fingerprint=base_fingerprint,
                 ignore_extra=ignore_extra,
                 request_id=request_id,
             )

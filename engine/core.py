@@ -92,7 +92,7 @@ class EngineCore:
             parts.metrics,
             parts.clock,
         )
-        self._answers = Answers(self._spec, parts.info.reuse, config.cache.page_size, parts.metrics)
+        self._answers = Answers(self._spec, parts.info.reuse, parts.metrics)
         self._live: dict[str, ScheduledRequest] = {}
         self._outbox: list[Outcome | ForgetDone] = []
         self._running: StepPlan | None = None
@@ -251,6 +251,8 @@ class EngineCore:
         for entry in planned.settled:
             self._queue.take(entry)
             self._answer(entry, Event.ANSWER)
+        for entry, error in planned.refused:
+            self._give_up(entry, error)
         for piece in planned.moves:
             self._moves.append(piece)
             piece.entry.fire(Event.LAUNCH)
@@ -259,7 +261,7 @@ class EngineCore:
         for piece in planned.moves + planned.added:
             self._start_onload(piece, now_s, planned.step.number)
         self._finish_moves()
-        return bool(planned.settled or planned.moves or planned.added)
+        return bool(planned.settled or planned.refused or planned.moves or planned.added)
 
     def _start_onload(self, piece: Piece, now_s: float, step_number: int) -> None:
         job = _onload(piece)

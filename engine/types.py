@@ -54,8 +54,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_unknow
     """One user's request.
 
     `history` holds the events oldest first; None only for a prefetch of a state that is already
-    known. `deadline_s` and `arrival_s` are monotonic seconds, which all processes of one machine
-    share. Values are checked by the core at admission (`InvalidRequest` names the field).
+    known. A delta request (`base_length` > 0) holds only the events from `base_length` on, at least
+    one; `base_fingerprint` is what an earlier answer gave with that base. `deadline_s` and
+    `arrival_s` are monotonic seconds, which all processes of one machine share. Values are checked
+    by the core at admission (`InvalidRequest` names the field).
     """
 
     request_id: str
@@ -74,7 +76,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_unknow
     priority: int = 0
     cache: CacheMode = CacheMode.USE
     history_start: int = 0
+    base_length: int = 0
+    base_fingerprint: str = ""
     ignore_extra: bool = False
+
+    @property
+    def is_delta(self) -> bool:
+        """Only the newest events are sent, to extend a state that is already known."""
+        return self.base_length > 0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -255,9 +255,10 @@ HTTP status is 200.
 The server itself also sends `not_found` (404, no such route), `method_not_allowed` (405) and
 `internal` (500, a fault of the server).
 
-`history_needed` belongs to delta requests, which are not served yet. `cancelled` is what a request
-ends with when its client leaves; nobody is there to read it. `transfer_error` does not leave the
-engine: a failed copy is a miss, and the rows are recomputed.
+`history_needed` ends a [delta request](concepts.md#delta-requests) whose base the engine does not
+hold any more: send the whole history, once. `cancelled` is what a request ends with when its client
+leaves; nobody is there to read it. `transfer_error` does not leave the engine: a failed copy is a
+miss, and the rows are recomputed.
 """
 
 

@@ -118,9 +118,10 @@ class BlockManager:
             if state.residency is Residency.PINNED:
                 raise InvariantError(f"user {key.user_id!r} has a piece in flight already")
             found = self._match(state, chain)
-            if found.diverges:
-                self._diverge(state, found.matched)
-                state = self._tiers.states.get(key)
+        _require_base(key, found, chain)
+        if state is not None and found.diverges:
+            self._diverge(state, found.matched)
+            state = self._tiers.states.get(key)
         lookup = NOTHING_FOUND if state is None else _lookup(state, found)
         return self._hold(key, state, lookup, chain, stop, protected)
 
@@ -289,7 +290,7 @@ class BlockManager:
         if chain is None or stop <= state.length:
             return
         self._adopt_pages(reservation, self._layout.pages_for(stop))
-        state.append_hashes(chain.boundaries[state.num_hashes : self._layout.full_pages(stop)])
+        state.append_hashes(chain.between(state.num_hashes, self._layout.full_pages(stop)))
         state.tail_hash = chain.at(stop)
         state.device_len = stop
 
@@ -400,6 +401,15 @@ class BlockManager:
                 f"fingerprints for pages of {chain.page_size}, pages have {self._layout.page_size}"
             )
         return match(state.hashes, state.length, state.tail_hash, chain)
+
+
+def _require_base(key: UserKey, found: Match, chain: HashChain) -> None:
+    """A piece may not begin among rows that a delta request does not send."""
+    if found.matched < chain.base_len:
+        raise InvariantError(
+            f"{found.matched} tokens of user {key.user_id!r} match, the piece needs its base of "
+            f"{chain.base_len}"
+        )
 
 
 def _lookup(state: UserState, found: Match) -> Lookup:

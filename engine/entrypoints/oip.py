@@ -113,6 +113,8 @@ def build_infer(
         priority=parameters.priority,
         cache=parameters.cache,
         history_start=parameters.history_start,
+        base_length=parameters.base_length,
+        base_fingerprint=parameters.base_fingerprint,
         ignore_extra=parameters.ignore_extra,
         request_id=call.id or request_id,
         arrival_s=arrival_s,

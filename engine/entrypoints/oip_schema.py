@@ -59,7 +59,10 @@ class InferParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         cache: `use` the user's state, `bypass` it (neither read nor written), or `refresh` it
             (recompute and replace).
         history_start: Absolute index of the first event sent, a multiple of the model's
-            `keep_stride`.
+            `keep_stride` (of a delta request: of the history that it extends).
+        base_length: A delta request: `history` holds only the events from here on, at least one.
+        base_fingerprint: Of that base; both as an earlier answer gave them. If the state is not
+            there any more the request ends with 409 `history_needed`: send the whole history.
         ignore_extra: Drop inputs that the model does not read instead of refusing them.
         binary_data_output: Outputs come as bytes unless an output says otherwise. When not given:
             over HTTP as JSON; over gRPC as bytes if any input came so.
@@ -75,6 +78,8 @@ class InferParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     priority: int = 0
     cache: str = "use"
     history_start: int = 0
+    base_length: int = 0
+    base_fingerprint: str = ""
     ignore_extra: bool = False
     binary_data_output: bool | None = None
 

@@ -11,10 +11,11 @@ from engine.block_manager.fingerprint import HashChain
 from engine.block_manager.manager import BlockManager
 from engine.block_manager.user_state import UserKey
 from engine.config import EngineConfig
-from engine.errors import DeadlineExceeded, InvalidRequest, TooLarge
+from engine.errors import DeadlineExceeded, HistoryNeeded, InvalidRequest, TooLarge
 from engine.metrics import Metrics
 from engine.models.base import Model, PreparedRequest
 from engine.scheduler.cost import CostModel
+from engine.scheduler.delta import check_delta, delta_chain
 from engine.scheduler.queue import RequestQueue
 from engine.scheduler.request import ScheduledRequest, User
 from engine.types import CacheMode, Request, Reuse, Task
@@ -74,15 +75,20 @@ class Admission:
             needs_refresh=is_cached and request.cache is CacheMode.REFRESH,
         )
         if prepared is not None and is_cached:
-            entry.chain = HashChain.from_records(
-                prepared.records, prepared.seed, self._config.cache.page_size
-            )
+            entry.chain = self._chain(request, prepared)
             if self._config.cache.tiers == "off":
                 entry.make_transient()
         return entry
 
+    def _chain(self, request: Request, prepared: PreparedRequest) -> HashChain:
+        page_size = self._config.cache.page_size
+        if request.is_delta:
+            return delta_chain(request, prepared, page_size)
+        return HashChain.from_records(prepared.records, prepared.seed, page_size)
+
     def _prepare(self, request: Request) -> tuple[PreparedRequest | None, str | None]:
         """The prepared request and, if it must run outside the cache, why."""
+        check_delta(request, self._spec, self._reuse, self._config.cache.tiers)
         if request.history is None:
             if request.task is not Task.PREFETCH:
                 raise InvalidRequest(f"history is missing: {request.task.value} needs one")
@@ -99,6 +105,12 @@ class Admission:
             raise InvalidRequest(
                 f"nothing of this prefetch can be kept ({reason}; {prepared.length} tokens, "
                 f"device_pages={self._config.cache.device_pages}): leave it out"
+            )
+        if request.is_delta and reason is not None:
+            raise HistoryNeeded(
+                f"the history of {prepared.length} tokens does not fit in the device pool of "
+                f"device_pages={self._config.cache.device_pages}, so nothing of it is kept: send "
+                "it whole"
             )
         self._check_uncut(prepared, reason)
         return prepared, reason

@@ -15,8 +15,10 @@ from engine.block_manager.manager import BlockManager
 from engine.block_manager.reservation import Lookup
 from engine.block_manager.user_state import UserKey
 from engine.config import SchedulerConfig
+from engine.errors import HistoryNeeded
 from engine.models.base import ModelSpec, PreparedRequest
 from engine.scheduler.cost import CostModel
+from engine.scheduler.delta import history_needed
 from engine.scheduler.life import Event
 from engine.scheduler.pieces import (
     NO_SUFFIX,
@@ -39,12 +41,14 @@ class Planned:
         added: Pieces this pass added to it.
         moves: Pieces without rows (prefetches whose rows all exist): only their copies run.
         settled: Prefetches that have nothing to move.
+        refused: Delta requests whose base is not known any more, each with what it ends with.
     """
 
     step: StepPlan
     added: list[Piece] = field(default_factory=list)
     moves: list[Piece] = field(default_factory=list)
     settled: list[ScheduledRequest] = field(default_factory=list)
+    refused: list[tuple[ScheduledRequest, HistoryNeeded]] = field(default_factory=list)
 
 
 class Scheduler:
@@ -158,6 +162,9 @@ class Scheduler:
             self._manager.refresh(entry.key)
             entry.needs_refresh = False
         lookup = self._manager.lookup(entry.key, chain)
+        if lookup.matched < prepared.base_rows:
+            planned.refused.append((entry, history_needed(entry.request, prepared)))
+            return None
         shape = self._shape(entry, prepared, lookup, planned.step)
         if shape is None:
             return None

@@ -31,8 +31,8 @@ ODD_TEXTS = ("", "user_id", "history", "history_", "history_item", "history_mood
              "\x00", "\u00e9", "\U0001f600", "use", "bypass", "rank", "nan")  # fmt: skip
 ODD_HEADERS = ("", "0", "1", "-1", "+5", "1e3", " 7", "99999999", "9" * 400, "\u0663", "0x10")
 PARAMETERS = ("query_time", "namespace", "task", "topk", "exclude_history", "deadline_ms",
-              "timeout", "priority", "cache", "history_start", "ignore_extra",
-              "binary_data_output", "odd")  # fmt: skip
+              "timeout", "priority", "cache", "history_start", "base_length",
+              "base_fingerprint", "ignore_extra", "binary_data_output", "odd")  # fmt: skip
 
 
 class Tape:

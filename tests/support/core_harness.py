@@ -278,6 +278,7 @@ class CoreUnderTest:
             )
         )
         self.requests, self.outcomes, self.forgotten = {}, {}, {}
+        self.wholes = {}
         self.outcome_order = []
         self._num_forgets = 0
 
@@ -290,6 +291,29 @@ class CoreUnderTest:
         return self._submit(
             Task.RANK, user, history, candidates={"item": item_ids(numbers)}, **options
         )
+
+    def delta(self, user, history, base, candidates=3, **options):
+        """Rank with only those events of the history that follow the base of an earlier answer
+        (its usage). The answer must be that of the whole history."""
+        if isinstance(history, int):
+            history = events(history, salt=sum(map(ord, user)))
+        first = base.base_length - options.get("history_start", 0)
+        request_id = self.rank(
+            user,
+            history[first:],
+            candidates,
+            base_length=base.base_length,
+            base_fingerprint=base.fingerprint,
+            **options,
+        )
+        self.wholes[request_id] = build_request(
+            task=Task.RANK,
+            user_id=user,
+            history={"item": item_ids(history)},
+            candidates=self.requests[request_id].candidates,
+            **options,
+        )
+        return request_id
 
     def retrieve(self, user, history, **options):
         return self._submit(Task.RETRIEVE, user, history, **options)
@@ -398,6 +422,7 @@ class CoreUnderTest:
         total = usage.device_tokens + usage.host_tokens + usage.computed_tokens
         assert total == usage.history_length
         if request.task is Task.RANK:
+            request = self.wholes.get(request_id, request)
             np.testing.assert_array_equal(
                 response.scores, recompute(self.model.prepare(request)), strict=True
             )

@@ -75,6 +75,12 @@ def test_a_rank_body_is_decoded() -> None:
     assert request.return_user_embedding
 
 
+def test_delta_request_is_decoded() -> None:
+    base = {"base_length": 32, "base_fingerprint": "0f" * 16}
+    request = decode(body(USER, HISTORY, CANDIDATES, parameters=base)).request
+    assert (request.base_length, request.base_fingerprint) == (32, "0f" * 16)
+
+
 def test_what_the_model_does_not_read_passes_with_ignore_extra() -> None:
     call = decode(
         body(USER, HISTORY, tensor("history_time", [1, 2, 3]), parameters={"ignore_extra": True})
@@ -253,3 +259,12 @@ def test_the_routing_header_may_stand_for_the_user() -> None:
     assert user_of(body(tensor("user_id", [123]), HISTORY)) == "123"
     with pytest.raises(InvalidRequest, match="'u1', but the routing header says '123'"):
         user_of(body(USER, HISTORY))
+
+
+def test_a_delta_names_its_base() -> None:
+    base = {"base_length": 64, "base_fingerprint": "00ff"}
+    request = decode(body(USER, HISTORY, CANDIDATES, parameters=base)).request
+    assert (request.base_length, request.base_fingerprint) == (64, "00ff")
+    assert request.is_delta
+    with pytest.raises(InvalidRequest, match="base_length is 64"):
+        decode(body(USER, HISTORY, parameters={"base_length": 64}))

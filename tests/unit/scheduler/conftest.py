@@ -16,6 +16,7 @@ def prepared_request(length, candidates, fixed=0, chain_size=1, read_row=None):
         seed=b"",
         num_events=length,
         start_event=0,
+        num_known_events=length,
         suffix_records=np.zeros((num_suffix, 1), np.int64),
         suffix_parent=np.full(num_suffix, -1, np.int32),
         suffix_position=np.full(num_suffix, length, np.int32),
