@@ -69,6 +69,7 @@ class _Listener(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 timeout_graceful_shutdown=_LAST_ANSWERS_S,
             )
         )
