@@ -5,11 +5,63 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from engine.entrypoints.protocol import UsageParameters
+
+
+class TensorDoc(NamedTuple):
+    """What the wire reference says of an input or output; shapes in words."""
+
+    name: str
+    datatype: str
+    shape: str
+    meaning: str
+
+
+INPUTS = (
+    TensorDoc(
+        "user_id", "BYTES or INT64", "[1]",
+        "Whose history it is. An INT64 is its decimal text. Required, unless the routing header "
+        "names the user; if both do, they must agree.",
+    ),
+    TensorDoc(
+        "history", "INT64", "[n], n >= 0",
+        "Item ids of the catalogue, oldest first. Required. Of a delta request only the events "
+        "from `base_length` on.",
+    ),
+    TensorDoc(
+        "history_action", "INT64", "[n] or [n - 1]",
+        "One action per event, if the model reads actions; [n - 1] when the last one is not known "
+        "yet.",
+    ),
+    TensorDoc(
+        "history_<name>", "INT64 or FP32", "[n] or [n, d]",
+        "Any further feature of the events that the model declares, `history_time` (seconds since "
+        "the epoch) among them.",
+    ),
+    TensorDoc(
+        "candidates", "INT64", "[c], c >= 1",
+        "Items to rank; duplicates are legal. Without it the task is retrieve.",
+    ),
+    TensorDoc(
+        "candidate_<name>", "INT64 or FP32", "[c] or [c, d]",
+        "A feature of the candidates that the model declares.",
+    ),
+    TensorDoc("context", "INT64", "[k]", "Contextual features, in the order of the model."),
+)  # fmt: skip
+
+OUTPUTS = (
+    TensorDoc("scores", "FP32", "[c, num_tasks]", "Rank: a row per candidate, in their order."),
+    TensorDoc(
+        "items", "INT64", "[k]",
+        "Retrieve, or rank with `topk`: the best items, best first, the lower id first when equal.",
+    ),
+    TensorDoc("item_scores", "FP32", "[k]", "Their scores."),
+    TensorDoc("user_embedding", "FP32", "[d]", "Only when it is asked for by name."),
+)  # fmt: skip
 
 
 class TensorParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -34,6 +34,19 @@ class UsageParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Where a request's history came from and what it waited for; tokens and microseconds.
 
     `device_tokens + host_tokens + computed_tokens == history_length`.
+
+    Attributes:
+        device_tokens: Found on the device.
+        host_tokens: Found in host memory and loaded.
+        computed_tokens: Computed for this request.
+        history_length: Tokens of the history that was used, contextual rows included.
+        base_length: Events after which a delta may start; 0 if nowhere.
+        fingerprint: Of that base, in hex; what a delta gives as `base_fingerprint`.
+        weights_version: Which weights answered.
+        reuse: How state was reused: `append`, `exact`, `request` or `bypass`.
+        queue_us: Microseconds in the queue.
+        onload_wait_us: Microseconds that its steps waited for copies to the device.
+        run_us: Microseconds in its steps.
     """
 
     device_tokens: int

@@ -11,6 +11,7 @@ from wire_model import INFO
 
 from engine.entrypoints.oip_http import decode_infer, encode_infer
 from engine.entrypoints.oip_metadata import model_metadata
+from engine.entrypoints.oip_schema import INPUTS, OUTPUTS
 from engine.errors import InvalidRequest
 from engine.types import CacheMode, Response, Reuse, Task, Usage
 
@@ -268,3 +269,25 @@ def test_a_delta_names_its_base() -> None:
     assert request.is_delta
     with pytest.raises(InvalidRequest, match="base_length is 64"):
         decode(body(USER, HISTORY, parameters={"base_length": 64}))
+
+
+def test_the_reference_lists_what_is_decoded_and_answered() -> None:
+    assert [one.name for one in INPUTS] == [
+        "user_id", "history", "history_action", "history_<name>", "candidates",
+        "candidate_<name>", "context",
+    ]  # fmt: skip
+    values = {"user_id": USER, "history": HISTORY, "candidates": CANDIDATES}
+    named = [one.name.replace("<name>", "mood") for one in INPUTS]
+    inputs = [
+        values.get(name)
+        or (
+            tensor(name, [0.5] * 2 * (3 if name.startswith("history") else 2), "FP32",
+                   [3 if name.startswith("history") else 2, 2])
+            if name.endswith("mood")
+            else tensor(name, [1, 2])
+        )
+        for name in named
+    ]  # fmt: skip
+    asked = [{"name": one.name} for one in OUTPUTS]
+    call = decode(body(*inputs, parameters={"topk": 1}, outputs=asked))
+    assert [name for name, _ in call.outputs] == [one.name for one in OUTPUTS]
