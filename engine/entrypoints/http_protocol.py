@@ -6,7 +6,8 @@ needs that meets strangers:
 - headers: bytes, count and time; bodies: pauses and time (their size is the application's);
 - requests that wait behind one another in a connection (pipelining), bytes that are no content
   (chunk extensions, trailers);
-- clients that do not read their answers; idle connections; the number of connections;
+- clients that do not read their answers, which wait here and in the kernel's buffers;
+- idle connections, and the number of connections;
 - a fault while earlier requests of the connection are unanswered is told after their answers.
 
 When a request is answered before its body has come, the connection ends: the answer is sent, what
@@ -21,10 +22,8 @@ client that has left reset the connection, which cancels the request.
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 import urllib.parse
-from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import httptools
@@ -38,38 +37,28 @@ from uvicorn.server import ServerState
 
 from engine.entrypoints.asgi import JSON, REFUSAL
 from engine.entrypoints.config import ConnectionConfig
+from engine.entrypoints.http_faults import (
+    MAX_PIPELINED,
+    body_too_slow,
+    headers_too_large,
+    headers_too_slow,
+    too_many_connections,
+    too_many_headers,
+    too_many_pipelined,
+    too_much_framing,
+)
+from engine.entrypoints.http_watch import Phase, Watch
 from engine.entrypoints.metrics_export import ConnectionStats
 from engine.entrypoints.protocol import error_body, to_json
-from engine.errors import (
-    EngineError,
-    HeadersTooLarge,
-    InvalidRequest,
-    RequestTimeout,
-    TooManyConnections,
-)
+from engine.errors import EngineError, InvalidRequest
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, ASGISendEvent
 
-MAX_PIPELINED = 32
-"""Requests of one connection that may wait for the answer to an earlier one."""
-
-_MIN_SENT_BYTES = 1 << 16  # what a client must take of its answer in `send_timeout_s`
-_LINGER_S = 2.0
 _LINGER_BYTES = 4 << 20
 _FIRST_PEER_CHECK_S = 0.05
 _PEER_CHECK_S = 0.5
 _TCP_CLOSE = 7  # tcpi_state of a connection that was reset
-
-
-class _Phase(Enum):
-    """What the connection's reading side is at."""
-
-    IDLE = "between requests"
-    HEADERS = "in a request's headers"
-    BODY = "in a request's body"
-    ANSWER = "a whole request is being answered"
-    CLOSING = "only the last bytes are being sent"
 
 
 class _FaultError(Exception):
@@ -118,9 +107,7 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._stats = stats
         self._outlet: Any = _Outlet(self)
-        self._phase = _Phase.IDLE
-        self._phase_since_s = self._data_seen_s = 0.0
-        self._is_fresh = True
+        self._watch = Watch(self, limits, self.loop)
         self._is_deaf = False  # what still comes is thrown away
         self._num_discarded = 0
         self._fault: EngineError | None = None
@@ -129,36 +116,28 @@ class Connection(HttpToolsProtocol):
         # Of the request being read.
         self._has_begun = self._has_body = False
         self._header_bytes = self._num_headers = self._idle_bytes = 0
-        # Of the answer being sent: since when, and how much there was then.
-        self._unsent_since_s: float | None = None
-        self._unsent_bytes = 0
-        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_closing(self) -> bool:
-        return self._phase is _Phase.CLOSING or self.transport.is_closing()
+        return self._watch.phase is Phase.CLOSING or self.transport.is_closing()
 
     # The transport's calls
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._stats.num_open += 1
-        self._enter(_Phase.IDLE)
-        limit = self._limits.max_connections
-        if len(self.connections) > limit:
-            self._refuse(
-                TooManyConnections(
-                    f"{limit} connections are open, the limit is max_connections={limit}: "
-                    "close some or raise the limit",
-                    limit=limit,
-                    value=limit + 1,
-                )
-            )
+        self._watch.enter(Phase.IDLE)
+        if self.client is not None:
+            # The kernel may hold megabytes of an answer that nobody takes: let it give up, too.
+            milliseconds = int(self._limits.send_timeout_s * 1000)
+            connected: socket.socket = transport.get_extra_info("socket")
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        if len(self.connections) > self._limits.max_connections:
+            self._refuse(too_many_connections(self._limits))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stats.num_open -= 1
-        if self._timer is not None:
-            self._timer.cancel()
+        self._watch.stop()
         waiting = [cycle for cycle, _ in self.pipeline]
         self.pipeline.clear()
         for cycle in (self._active, *waiting):
@@ -171,9 +150,9 @@ class Connection(HttpToolsProtocol):
         if self._is_deaf:
             self._discard(data)
             return
-        self._data_seen_s = self.loop.time()
-        if self._phase in (_Phase.IDLE, _Phase.ANSWER):
-            self._enter(_Phase.HEADERS)
+        self._watch.saw_data()
+        if self._watch.phase in (Phase.IDLE, Phase.ANSWER):
+            self._watch.enter(Phase.HEADERS)
         self._has_begun = self._has_body = False
         try:
             self.parser.feed_data(data)
@@ -187,7 +166,7 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client will send no more; True keeps the connection for the answer."""
-        is_whole = self._phase in (_Phase.ANSWER, _Phase.HEADERS) and self._active is not None
+        is_whole = self._watch.phase in (Phase.ANSWER, Phase.HEADERS) and self._active is not None
         if not is_whole or not self._is_plain_tcp or self.scope["http_version"] != "1.1":
             self._await_end()
             return False
@@ -200,14 +179,14 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._note_unsent()
+        self._watch.begin_sending()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._phase is _Phase.CLOSING:
-            self._note_unsent()
+        if self._watch.phase is Phase.CLOSING:
+            self._watch.begin_sending()
         else:
-            self._unsent_since_s = None
+            self._watch.end_sending()
 
     def shutdown(self) -> None:
         """The server ends: finish what is being answered."""
@@ -222,15 +201,15 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._has_begun = True
         self._header_bytes = self._num_headers = self._idle_bytes = 0
-        if self._phase is not _Phase.HEADERS:
-            self._enter(_Phase.HEADERS)
+        if self._watch.phase is not Phase.HEADERS:
+            self._watch.enter(Phase.HEADERS)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._phase is not _Phase.HEADERS:
+        if self._watch.phase is not Phase.HEADERS:
             return  # a trailer: after the fact, it may not change the request
         self._num_headers += 1
         self._count_header(len(name) + len(value) + 4)
@@ -238,28 +217,14 @@ class Connection(HttpToolsProtocol):
 
     def _count_header(self, num_bytes: int) -> None:
         self._header_bytes += num_bytes
-        limits = self._limits
-        if self._header_bytes > limits.max_header_bytes:
-            self._fail(_headers_too_large(self._header_bytes, limits))
-        if self._num_headers > limits.max_header_count:
-            self._fail(
-                HeadersTooLarge(
-                    f"{self._num_headers} headers or more, the limit is max_header_count="
-                    f"{limits.max_header_count}: send fewer",
-                    limit=limits.max_header_count,
-                    value=self._num_headers,
-                )
-            )
+        if self._header_bytes > self._limits.max_header_bytes:
+            self._fail(headers_too_large(self._header_bytes, self._limits))
+        if self._num_headers > self._limits.max_header_count:
+            self._fail(too_many_headers(self._num_headers, self._limits))
 
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._fail(
-                InvalidRequest(
-                    f"{MAX_PIPELINED} requests of this connection wait for their answers: "
-                    "read them before sending more",
-                    limit=MAX_PIPELINED,
-                )
-            )
+            self._fail(too_many_pipelined())
         self._fill_scope()
         cycle = self.cycle = _Cycle(
             scope=self.scope,
@@ -278,7 +243,7 @@ class Connection(HttpToolsProtocol):
             ),
             on_response=self.on_response_complete,
         )
-        self._enter(_Phase.BODY)
+        self._watch.enter(Phase.BODY)
         if self._active is None:
             self._start_asgi_task(cycle, self.app)
         else:
@@ -308,8 +273,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        if self._phase is _Phase.BODY:
-            self._enter(_Phase.ANSWER)
+        if self._watch.phase is Phase.BODY:
+            self._watch.enter(Phase.ANSWER)
 
     def _fail(self, fault: EngineError) -> NoReturn:
         self._fault = fault
@@ -317,24 +282,16 @@ class Connection(HttpToolsProtocol):
 
     def _check_idle_bytes(self, num_bytes: int) -> None:
         """Bound what the parser takes without giving anything on, which it may keep."""
-        if self._phase is _Phase.BODY:
+        if self._watch.phase is Phase.BODY:
             is_idle = not self._has_body
         else:
-            is_idle = self._phase is _Phase.HEADERS
+            is_idle = self._watch.phase is Phase.HEADERS
         # A chunk of data in which a request began is not counted: most may belong to others.
         self._idle_bytes = self._idle_bytes + num_bytes if is_idle and not self._has_begun else 0
         if self._idle_bytes > self._limits.max_header_bytes:
-            if self._phase is _Phase.HEADERS:
-                self._refuse(_headers_too_large(self._idle_bytes, self._limits))
-            else:
-                self._refuse(
-                    InvalidRequest(
-                        f"{self._idle_bytes} bytes of chunk extensions or trailers, the limit is "
-                        f"max_header_bytes={self._limits.max_header_bytes}: leave them out",
-                        limit=self._limits.max_header_bytes,
-                        value=self._idle_bytes,
-                    )
-                )
+            in_headers = self._watch.phase is Phase.HEADERS
+            fault = headers_too_large if in_headers else too_much_framing
+            self._refuse(fault(self._idle_bytes, self._limits))
 
     # Answers
 
@@ -354,14 +311,14 @@ class Connection(HttpToolsProtocol):
             self._say(self._last_words)
         elif self._is_deaf:
             self.close_after_answer()
-        elif self._phase is _Phase.ANSWER:
-            self._enter(_Phase.IDLE)
+        elif self._watch.phase is Phase.ANSWER:
+            self._watch.enter(Phase.IDLE)
 
     def close_after_answer(self) -> None:
         """Send what is written, then end the connection; nothing more is read from it."""
         if self.is_closing:
             return
-        is_unread = self._phase in (_Phase.HEADERS, _Phase.BODY)
+        is_unread = self._watch.phase in (Phase.HEADERS, Phase.BODY)
         self._is_deaf = True
         self.flow.resume_reading()
         if is_unread and self._is_plain_tcp:
@@ -375,7 +332,7 @@ class Connection(HttpToolsProtocol):
         """End the connection with this error, after the answers that are due before it."""
         self._stats.faults[fault.code] += 1
         self._is_deaf = True
-        if self._phase is _Phase.BODY and not self.cycle.response_complete:
+        if self._watch.phase is Phase.BODY and not self.cycle.response_complete:
             # The application answers: it waits for the body.
             self.scope[REFUSAL] = fault  # type: ignore[literal-required]
             self.cycle.message_event.set()
@@ -397,79 +354,33 @@ class Connection(HttpToolsProtocol):
         if self._num_discarded > _LINGER_BYTES:
             self.transport.abort()
 
-    # Time
+    # The watch's calls
 
-    def _enter(self, phase: _Phase) -> None:
-        self._phase = phase
-        self._phase_since_s = self._data_seen_s = self.loop.time()
-        if phase is not _Phase.IDLE:
-            self._is_fresh = False
-        self._arm()
+    @property
+    def num_unsent(self) -> int:
+        return self.transport.get_write_buffer_size()
 
-    def _await_end(self) -> None:
-        self._enter(_Phase.CLOSING)
-        self._note_unsent()
+    @property
+    def is_held_up(self) -> bool:
+        return self.flow.read_paused
 
-    def _note_unsent(self) -> None:
-        self._unsent_since_s = self.loop.time()
-        self._unsent_bytes = self.transport.get_write_buffer_size()
-        self._arm()
-
-    def _phase_deadline_s(self) -> float:
-        limits, since_s = self._limits, self._phase_since_s
-        if self._phase is _Phase.IDLE:
-            return since_s + (limits.header_timeout_s if self._is_fresh else limits.keep_alive_s)
-        if self._phase is _Phase.HEADERS:
-            return since_s + limits.header_timeout_s
-        if self._phase is _Phase.BODY:
-            return min(
-                since_s + limits.body_timeout_s, self._data_seen_s + limits.body_idle_timeout_s
-            )
-        return math.inf
-
-    def _send_deadline_s(self) -> float:
-        if self._unsent_since_s is None:
-            return math.inf
-        is_lingering = self._phase is _Phase.CLOSING and not self._unsent_bytes
-        return self._unsent_since_s + (_LINGER_S if is_lingering else self._limits.send_timeout_s)
-
-    def _arm(self) -> None:
-        """Have `_check` called at the next deadline; a timer that is too early looks again."""
-        deadline_s = min(self._phase_deadline_s(), self._send_deadline_s())
-        if self._timer is not None:
-            if self._timer.when() <= deadline_s:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if deadline_s < math.inf:
-            self._timer = self.loop.call_at(deadline_s, self._check)
-
-    def _check(self) -> None:
-        """Act on the deadlines that have passed."""
-        self._timer = None
-        now_s = self.loop.time()
-        if self.flow.read_paused:
-            self._phase_since_s = self._data_seen_s = now_s  # it is not the client who delays
-        if now_s >= self._send_deadline_s() and not self._has_taken_enough():
-            self._stats.faults["answer_not_taken"] += self._unsent_bytes > 0
-            self.transport.abort()
-        elif now_s >= self._phase_deadline_s():
-            self._end_phase()
-        else:
-            self._arm()
-
-    def _has_taken_enough(self) -> bool:
-        """Whether the client reads its answer; then it is given as much time again."""
-        before = self._unsent_bytes
-        self._note_unsent()
-        return 0 < self._unsent_bytes <= before - _MIN_SENT_BYTES
-
-    def _end_phase(self) -> None:
-        if self._phase is _Phase.IDLE:
+    def phase_is_over(self) -> None:
+        """The client took too long."""
+        if self._watch.phase is Phase.IDLE:
             self.transport.close()
             self._await_end()
         elif not self._is_deaf:
-            self._refuse(_timeout(self._phase, self._limits))
+            is_body = self._watch.phase is Phase.BODY
+            self._refuse((body_too_slow if is_body else headers_too_slow)(self._limits))
+
+    def answer_is_stuck(self) -> None:
+        """Nobody is there for the last bytes."""
+        self._stats.faults["answer_not_taken"] += self.num_unsent > 0
+        self.transport.abort()
+
+    def _await_end(self) -> None:
+        self._watch.enter(Phase.CLOSING)
+        self._watch.begin_sending()
 
     # The other side
 
@@ -487,26 +398,3 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         else:
             self.loop.call_later(_PEER_CHECK_S, self._check_peer)
-
-
-def _headers_too_large(num_bytes: int, limits: ConnectionConfig) -> HeadersTooLarge:
-    return HeadersTooLarge(
-        f"the request line and headers have {num_bytes} bytes or more, the limit is "
-        f"max_header_bytes={limits.max_header_bytes}: send less",
-        limit=limits.max_header_bytes,
-        value=num_bytes,
-    )
-
-
-def _timeout(phase: _Phase, limits: ConnectionConfig) -> RequestTimeout:
-    if phase is _Phase.HEADERS:
-        return RequestTimeout(
-            f"the headers were not complete after header_timeout_s={limits.header_timeout_s:g}: "
-            "send them at once",
-            limit=limits.header_timeout_s,
-        )
-    return RequestTimeout(
-        f"the body paused for body_idle_timeout_s={limits.body_idle_timeout_s:g} or was not "
-        f"complete after body_timeout_s={limits.body_timeout_s:g}: send it faster",
-        limit=limits.body_timeout_s,
-    )

@@ -26,9 +26,16 @@ from engine.entrypoints.routes.routing import Exchange
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
-_HAS_API = importlib.util.find_spec("opentelemetry") is not None
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _NO_TRACE = "0" * 32
+
+
+def has_opentelemetry() -> bool:
+    """Whether OpenTelemetry's API is installed."""
+    try:
+        return importlib.util.find_spec("opentelemetry.trace") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 class RequestTrace:
@@ -99,7 +106,7 @@ class Tracing:
     def __init__(self, provider: TracerProvider | None = None) -> None:
         """The global tracer provider is used when none is given."""
         self._tracer: Tracer | None = None
-        if _HAS_API:
+        if has_opentelemetry():
             from opentelemetry import trace
 
             self._tracer = trace.get_tracer("mtserve", tracer_provider=provider)

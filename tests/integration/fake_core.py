@@ -169,6 +169,9 @@ class FakeCore:
             history_length=len(history),
             fingerprint="00ff",
             weights_version=INFO.weights_version,
+            queue_us=3000,
+            onload_wait_us=1000,
+            run_us=5000,
         )
         base = float(history.sum()) * 1000
         scores = items = item_scores = embedding = None

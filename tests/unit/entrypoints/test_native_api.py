@@ -123,6 +123,33 @@ def test_too_many_requests_in_one_body_are_refused() -> None:
     assert (refused.value.limit, refused.value.value) == (3, 4)
 
 
+def decode_routed(content: Any, routed: str | None) -> NativeCall:
+    body = json.dumps(content).encode()
+    return decode_call(
+        body, Task.RANK, request_id="r", arrival_s=1.0, max_requests=3, routed_user=routed
+    )
+
+
+def test_the_routing_header_may_name_the_user() -> None:
+    request = {"history": [1], "candidates": [2]}
+    assert only(decode_routed(request, "u7")).user_id == "u7"
+    assert only(decode_routed({"user_id": "u7", **request}, "u7")).user_id == "u7"
+    assert only(decode_routed({"user_id": 7, **request}, "7")).user_id == "7"
+    with pytest.raises(InvalidRequest, match=r"user_id is 'u8', but the routing header says 'u7'"):
+        decode_routed({"user_id": "u8", **request}, "u7")
+    with pytest.raises(InvalidRequest, match="user_id is missing"):
+        decode_routed(request, None)
+
+
+def test_in_a_batch_every_user_must_be_the_routed_one() -> None:
+    request = {"history": [1], "candidates": [2]}
+    call = decode_routed({"requests": [request, {"user_id": "b", **request}]}, "a")
+    first, second = call.requests
+    assert isinstance(first, Request)
+    assert first.user_id == "a"
+    assert isinstance(second, InvalidRequest)
+
+
 def test_an_answer_leaves_out_what_is_not_there() -> None:
     response = Response(
         request_id="r", usage=Usage(computed_tokens=1, history_length=1),
