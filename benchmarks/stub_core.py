@@ -10,14 +10,13 @@ import os
 
 import numpy as np
 
+from engine.commands import Command, CoreMessage, QueryStats, Reply, ServedWeights, Statistics
 from engine.config import EngineConfig
 from engine.core_process import run_process
-from engine.errors import Draining, EngineError, to_record
+from engine.errors import Draining, EngineError, InvalidRequest, to_record
 from engine.types import (
     CoreStats,
     FeatureInfo,
-    ForgetDone,
-    Forgotten,
     ModelInfo,
     Outcome,
     Request,
@@ -67,9 +66,9 @@ class StubCore:
     """The face of EngineCore without a model; owned by one thread."""
 
     def __init__(self) -> None:
-        self.info = INFO
+        self.served = ServedWeights(active=INFO.weights_version, infos=(INFO,))
         self.wake = _NoWake()
-        self._outbox: list[Outcome | ForgetDone] = []
+        self._outbox: list[CoreMessage] = []
         self._refusal: EngineError | None = None
         self._scores: dict[int, np.ndarray] = {}
 
@@ -97,10 +96,16 @@ class StubCore:
     def cancel(self, request_id: str) -> None:
         pass
 
-    def forget(self, namespace: str, user_id: str, ticket: str) -> None:
-        self._outbox.append(ForgetDone(ticket=ticket, forgotten=Forgotten()))
+    def run(self, ticket: str, command: Command) -> None:
+        """Tell statistics; nothing else makes sense here."""
+        if isinstance(command, QueryStats):
+            reply = Reply(ticket=ticket, result=Statistics(stats=self.stats()))
+        else:
+            error = InvalidRequest(f"the stub core knows no {type(command).__name__}")
+            reply = Reply(ticket=ticket, error=to_record(error))
+        self._outbox.append(reply)
 
-    def take_outbox(self) -> list[Outcome | ForgetDone]:
+    def take_outbox(self) -> list[CoreMessage]:
         outbox, self._outbox = self._outbox, []
         return outbox
 

@@ -23,6 +23,8 @@ from engine.entrypoints.routes.infer import InferRoutes
 from engine.entrypoints.routes.native import NativeRoutes
 from engine.entrypoints.routes.observe import ObserveRoutes
 from engine.entrypoints.routes.routing import Exchange, Match, Route, Router
+from engine.entrypoints.routes.users import UserRoutes
+from engine.entrypoints.routes.weights import WeightsRoutes
 from engine.entrypoints.security import Authenticator
 from engine.entrypoints.tracing import Tracing
 from engine.errors import EngineDead, EngineError, Overloaded, Unauthorized
@@ -39,6 +41,8 @@ def routes(engine: AsyncEngine, config: ServerConfig, metrics: ServerMetrics) ->
         *HealthRoutes(engine, config).table(),
         *InferRoutes(engine, config).table(),
         *NativeRoutes(engine, config).table(),
+        *UserRoutes(engine).table(),
+        *WeightsRoutes(engine, config).table(),
         *ObserveRoutes(engine, metrics).table(),
     ]
     return [*table, *DescribeRoutes(table).table()]

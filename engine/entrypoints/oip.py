@@ -30,14 +30,15 @@ class Wanted(NamedTuple):
 class Call(NamedTuple):
     """What was asked, before it is checked.
 
-    `outputs` None: all that the task has. `routed_user`: the user id of the routing header, which
-    may stand for the input and must agree with it.
+    `outputs` None: all that the task has. `weights_version` None: the active one. `routed_user`:
+    the user id of the routing header, which may stand for the input and must agree with it.
     """
 
     id: str | None
     tensors: Iterable[Tensor]
     parameters: InferParameters
     outputs: Sequence[Wanted] | None
+    weights_version: str | None = None
     routed_user: str | None = None
 
 
@@ -115,6 +116,7 @@ def build_infer(
         history_start=parameters.history_start,
         base_length=parameters.base_length,
         base_fingerprint=parameters.base_fingerprint,
+        weights_version=call.weights_version,
         ignore_extra=parameters.ignore_extra,
         request_id=call.id or request_id,
         arrival_s=arrival_s,

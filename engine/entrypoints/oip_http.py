@@ -44,6 +44,7 @@ def decode_infer(
     request_id: str,
     arrival_s: float,
     header_length: str | None = None,
+    weights_version: str | None = None,
     routed_user: str | None = None,
 ) -> InferCall:
     """An infer body as a request. Raises InvalidRequest naming the input or parameter.
@@ -55,6 +56,7 @@ def decode_infer(
         request_id: Used when the body has no `id`.
         arrival_s: Monotonic seconds; deadlines count from here.
         header_length: Value of the header `Inference-Header-Content-Length`, if there is one.
+        weights_version: The one that the path names, if it does.
         routed_user: The user id of the routing header, if there is one.
     """
     json_part, binary_part = _split(body, header_length)
@@ -63,7 +65,7 @@ def decode_infer(
     if parsed.outputs is not None:
         outputs = [Wanted(one.name, one.parameters.binary_data) for one in parsed.outputs]
     tensors = list(_tensors(parsed.inputs, binary_part))
-    call = Call(parsed.id, tensors, parsed.parameters, outputs, routed_user)
+    call = Call(parsed.id, tensors, parsed.parameters, outputs, weights_version, routed_user)
     return build_infer(call, info, request_id=request_id, arrival_s=arrival_s)
 
 

@@ -92,6 +92,9 @@ def _structs_of(types: list[type]) -> Iterator[type[msgspec.Struct]]:
 
 def _describe(schema: JsonObject, struct: type[msgspec.Struct]) -> None:
     schema["description"] = summary_of(struct)
+    if struct.__struct_config__.tag_field is not None:  # tells messages apart, is not sent here
+        del schema["properties"][struct.__struct_config__.tag_field]
+        schema["required"].remove(struct.__struct_config__.tag_field)
     for name, text in attribute_docs(struct).items():
         if name in schema["properties"]:
             schema["properties"][name]["description"] = text

@@ -5,7 +5,7 @@ Nothing here knows of connections: bytes in, a request out; an answer in, a mess
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -61,7 +61,14 @@ def decode_request(
     """
     parameters = _parameters_of(message.parameters)
     wanted = [_wanted(output) for output in message.outputs] or None
-    call = Call(message.id or None, _tensors(message), parameters, wanted, routed_user)
+    call = Call(
+        message.id or None,
+        _tensors(message),
+        parameters,
+        wanted,
+        message.model_version or None,
+        routed_user,
+    )
     return build_infer(
         call,
         info,
@@ -166,9 +173,9 @@ def encode_response(call: InferCall, response: Response, model_name: str) -> Mod
     return answer
 
 
-def metadata_message(info: ModelInfo) -> ModelMetadataResponse:
+def metadata_message(info: ModelInfo, versions: Sequence[str]) -> ModelMetadataResponse:
     """What `GET /v2/models/{model}` tells, as far as the protocol's message has room for it."""
-    metadata = model_metadata(info)
+    metadata = model_metadata(info, versions)
     answer = ModelMetadataResponse(
         name=metadata.name, versions=metadata.versions, platform=metadata.platform
     )

@@ -200,7 +200,7 @@ class InferenceService:
         self, request: ModelMetadataRequest, rpc: Rpc
     ) -> ModelMetadataResponse:
         info = find_model(self._engine, request.name, request.version or None)
-        return messages.metadata_message(info)
+        return messages.metadata_message(info, self._engine.served.versions)
 
     async def _model_infer(self, content: bytes, rpc: Rpc) -> ModelInferResponse:
         message = messages.parse_request(content)

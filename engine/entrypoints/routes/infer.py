@@ -40,6 +40,7 @@ class InferRoutes:
             request_id=exchange.request_id,
             arrival_s=exchange.arrival_s,
             header_length=header_length,
+            weights_version=exchange.params.get("version"),
             routed_user=routed_user(self._config, exchange),
         )
         response = await asgi.unless_disconnected(

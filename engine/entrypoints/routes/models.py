@@ -15,12 +15,16 @@ def require_model(engine: AsyncEngine, exchange: Exchange) -> ModelInfo:
 
 def find_model(engine: AsyncEngine, model: str, version: str | None) -> ModelInfo:
     """The model of that name, in that version if one is named. Raises UnknownModel, EngineDead."""
-    info = engine.info
+    served = engine.served
+    info = served.info
     if model != info.name:
         raise UnknownModel(f"model {model!r:.80} is not loaded: this server has {info.name!r}")
-    if version is not None and version != info.weights_version:
-        raise UnknownModel(
-            f"version {version!r:.80} of {model!r} is not loaded: this server has "
-            f"{info.weights_version!r}"
-        )
-    return info
+    if version is None:
+        return info
+    for loaded in served.infos:
+        if loaded.weights_version == version:
+            return loaded
+    known = ", ".join(map(repr, served.versions))
+    raise UnknownModel(
+        f"version {version!r:.80} of {model!r} is not loaded: this server has {known}"
+    )

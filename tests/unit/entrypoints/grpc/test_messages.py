@@ -57,6 +57,7 @@ def test_raw_contents_are_decoded() -> None:
     mood = ("history_mood", "FP32", [3, 2], struct.pack("<6f", 0.5, 1, 2, 3, 4, 5))
     message = raw(USER, HISTORY, CANDIDATES, mood)
     message.id = "abc"
+    message.model_version = "8"
     for name, value in (("query_time", 12), ("topk", 1), ("priority", 3)):
         message.parameters[name].int64_param = value
     message.parameters["cache"].string_param = "bypass"
@@ -69,6 +70,7 @@ def test_raw_contents_are_decoded() -> None:
     request = call.request
     assert call.outputs == (("scores", True), ("user_embedding", True))
     assert (call.id, request.request_id, request.task) == ("abc", "abc", Task.RANK)
+    assert request.weights_version == "8"
     assert request.user_id == "u1"
     assert request.history["item"].tolist() == [3, -1, 2]
     assert request.history["mood"].tolist() == [[0.5, 1.0], [2.0, 3.0], [4.0, 5.0]]
@@ -216,8 +218,8 @@ def test_an_answer_to_typed_contents_is_typed() -> None:
 
 
 def test_metadata_lists_what_the_model_declares() -> None:
-    metadata = metadata_message(INFO)
-    assert (metadata.name, list(metadata.versions)) == ("m", ["7"])
+    metadata = metadata_message(INFO, ["7", "8"])
+    assert (metadata.name, list(metadata.versions)) == ("m", ["7", "8"])
     assert ("history_mood", "FP32", [-1, 2]) in [
         (one.name, one.datatype, list(one.shape)) for one in metadata.inputs
     ]
