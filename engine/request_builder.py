@@ -103,9 +103,9 @@ def integers(values: object, field: str) -> Int64Array:
 
 def feature(values: object, field: str) -> np.ndarray[Any, Any]:
     """Values as int64 or float32, [n] or [n, d], C-contiguous. Raises InvalidRequest."""
-    if isinstance(values, (str, bytes, Mapping)) or np.isscalar(values) or values is None:
-        raise InvalidRequest(f"{field} is {values!r:.60}: give a list of numbers")
     if not isinstance(values, np.ndarray):
+        if isinstance(values, (str, bytes, Mapping)) or np.isscalar(values) or values is None:
+            raise InvalidRequest(f"{field} is {values!r:.60}: give a list of numbers")
         values = _from_sequence(values, field)
     if values.ndim not in (1, 2):
         raise InvalidRequest(

@@ -24,9 +24,10 @@ import msgspec
 
 from engine import errors
 from engine.block_manager import user_state
-from engine.entrypoints import cli, metrics_export
+from engine.entrypoints import cli, metrics_export, oip_schema
 from engine.entrypoints.config import ServeConfig
 from engine.entrypoints.docstrings import attribute_docs, summary_of
+from engine.entrypoints.protocol import UsageParameters
 from engine.scheduler import life
 from engine.weights import life as weights_life
 from scripts import native_api_page
@@ -336,7 +337,106 @@ def _diagram(
     return [*lines, f"    {final.value} --> [*]", "```"]
 
 
+# The Open Inference Protocol
+
+_WIRE = """\
+# Wire reference
+
+The [Open Inference Protocol](https://github.com/kserve/open-inference-protocol) v2, over HTTP and
+over gRPC: what a request may hold and what its answer does. One request is one user. How to send
+one is in the [quickstart](quickstart.md#7-send-tensors-as-bytes); several users at once, in plain
+JSON, is what `POST /v1/rank` takes.
+
+| | HTTP | gRPC |
+|---|---|---|
+| infer | `POST /v2/models/{model}[/versions/{version}]/infer` | `ModelInfer` |
+| model metadata | `GET /v2/models/{model}[/versions/{version}]` | `ModelMetadata` |
+| model ready | `GET /v2/models/{model}[/versions/{version}]/ready` | `ModelReady` |
+| server metadata | `GET /v2` | `ServerMetadata` |
+| alive | `GET /v2/health/live` | `ServerLive` |
+| ready | `GET /v2/health/ready` | `ServerReady`, and `Check` and `Watch` of `grpc.health.v1` |
+
+The service is `inference.GRPCInferenceService`, in `engine/entrypoints/grpc/inference.proto`.
+A model also tells which of the inputs and outputs below it has in its metadata.
+"""
+
+_WIRE_VALUES = """\
+## How values travel
+
+**JSON.** `data` is the values row by row, as a flat list or nested like the shape.
+
+**Binary tensors (HTTP).** The header `Inference-Header-Content-Length` tells the length of the JSON
+at the start of the body. After it come the values of each input that has `binary_data_size`, in the
+order of the inputs, with nothing between and nothing after them. Numbers are little-endian, row by
+row; a BYTES element is four bytes of length and then its bytes. An answer with binary outputs is
+made in the same way; its Content-Type is `application/octet-stream`. JSON and binary inputs and
+outputs may be mixed.
+
+**gRPC.** `raw_input_contents` holds those same bytes, one entry per input; or each input has its
+values in `contents`, in the field of its datatype. All outputs come as the inputs came, raw or
+typed, unless the parameter `binary_data_output` says otherwise.
+
+A tensor whose bytes do not fit its shape and datatype is refused; nothing is cut or padded.
+"""
+
+_WIRE_ERRORS = """\
+## Errors
+
+Over HTTP an error is JSON, see [errors](errors.md). Over gRPC it is a status and its message; the
+trailing metadata has `code`, where the error has them `limit` and `value`, and `retry-after`
+(seconds) with RESOURCE_EXHAUSTED.
+"""
+
+_WIRE_METADATA = """\
+## Headers and metadata
+
+The same names over HTTP (headers) and gRPC (metadata):
+
+- `x-request-id` is taken over if it is 1 to 128 visible ASCII characters, else one is made. It is
+  in the answer (gRPC: in its trailing metadata), in errors and in the access log.
+- `x-session-id` is the user id, for proxies that route by it. The option `server.routing_header`
+  gives it another name.
+- `authorization` or `x-api-key` is the key, if the server has keys. Health needs none.
+
+The deadline of a gRPC call counts like `deadline_ms`. A call that is cancelled, and an HTTP client
+that leaves, give their request up.
+"""
+
+
+def wire_reference() -> str:
+    """Inputs, parameters, outputs and errors of the Open Inference Protocol."""
+    statuses = importlib.import_module("engine.entrypoints.grpc.statuses")
+    lines = _WIRE.splitlines()
+    for title, tensors in (("Inputs", oip_schema.INPUTS), ("Outputs", oip_schema.OUTPUTS)):
+        rows = [(f"`{one.name}`", one.datatype, one.shape, one.meaning) for one in tensors]
+        lines += ["", f"## {title}", "", *table(("name", "datatype", "shape", "meaning"), rows)]
+    lines += ["", "## Parameters", ""]
+    lines += _field_table(oip_schema.InferParameters, ("type", "default"))
+    lines += ["", "Of a tensor (HTTP only):", ""]
+    lines += _field_table(oip_schema.TensorParameters, ("type",))
+    lines += ["", "## Response parameters", "", *summary_of(UsageParameters).splitlines(), ""]
+    lines += _field_table(UsageParameters, ("type",))
+    lines += ["", *_WIRE_VALUES.splitlines(), "", *_WIRE_METADATA.splitlines(), ""]
+    rows = [
+        (f"`{error.code}`", str(error.status), f"`{statuses.status_code(error('')).name}`")
+        for error, _ in _descendants(errors.EngineError)
+        if error not in (errors.EngineError, errors.ConfigError, errors.RequestError)
+    ]
+    lines += [*_WIRE_ERRORS.splitlines(), "", *table(("code", "HTTP", "gRPC"), rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _field_table(struct_type: StructType, columns: tuple[str, ...]) -> list[str]:
+    """Name, some of type and default, and meaning of each field."""
+    rows = []
+    for option in options_of(struct_type):
+        cells = {"type": option.kind, "default": option.default}
+        rows.append((f"`{option.name}`", *(cells[column] for column in columns), option.meaning))
+    return table(("name", *columns, "meaning"), rows)
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "wire-reference.md": wire_reference,
     "configuration.md": configuration,
     "metrics.md": metrics_export.markdown,
     "errors.md": error_page,

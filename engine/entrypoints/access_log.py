@@ -10,16 +10,30 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
 from engine.entrypoints.protocol import to_json
-from engine.entrypoints.routes.routing import Exchange
+from engine.entrypoints.routes.routing import Answered
 
 _QUOTED = ("user_ids", "notes")
 
 log = logging.getLogger("engine.access")
+
+
+class Noted(Protocol):
+    """What a line is made of: an exchange over HTTP, or a call over gRPC."""
+
+    request_id: str
+    arrival_s: float
+    outcome: str
+    answers: list[Answered]
+    user_ids: list[str]
+    notes: dict[str, str | int]
+
+    @property
+    def method(self) -> str: ...
 
 
 class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,7 +66,7 @@ class AccessLog:
         self._form = form
         self._with_users = with_users
 
-    def write(self, exchange: Exchange, route: str, status: int, trace_id: str | None) -> None:
+    def write(self, exchange: Noted, route: str, status: int, trace_id: str | None) -> None:
         """The line of a request that is about to be answered with that status."""
         if self._form == "off":
             return
@@ -63,14 +77,14 @@ class AccessLog:
             log.info("%s", _text(record))
 
     def _record(
-        self, exchange: Exchange, route: str, status: int, trace_id: str | None
+        self, exchange: Noted, route: str, status: int, trace_id: str | None
     ) -> AccessRecord:
         usages = [answered.usage for answered in exchange.answers]
         is_named = self._with_users and bool(exchange.user_ids)
         record = AccessRecord(
             time=round(time.time(), 3),
             request_id=exchange.request_id,
-            method=exchange.scope["method"],
+            method=exchange.method,
             route=route,
             status=status,
             ms=round((time.monotonic() - exchange.arrival_s) * 1e3, 1),

@@ -31,6 +31,7 @@ from engine.core_launch import CORE_MODULE
 from engine.entrypoints import access_log
 from engine.entrypoints.app import App
 from engine.entrypoints.config import ServeConfig, ServerConfig
+from engine.entrypoints.grpc.launch import grpc_server
 from engine.entrypoints.http_protocol import Connection
 from engine.entrypoints.open_files import fit_connections
 from engine.entrypoints.protocol import to_json
@@ -68,6 +69,7 @@ class _Listener(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 timeout_graceful_shutdown=_LAST_ANSWERS_S,
             )
         )
@@ -112,6 +114,7 @@ class ServerLife:
         )
         self._stop = asyncio.Event()
         self._is_tls = config.server.security.tls_cert is not None
+        self._grpc = grpc_server(self._engine, config.server)
         app = App(self._engine, config.server)
         self._listener = _Listener(app, config.server, tls_context(config.server.security))
 
@@ -123,8 +126,12 @@ class ServerLife:
         listening = asyncio.ensure_future(self._listener.serve(sockets=[sock]))
         log.info("listening on %s", _address(sock, is_tls=self._is_tls))
         try:
+            if self._grpc is not None:
+                await self._grpc.start()
             status = await self._serve()
         finally:
+            if self._grpc is not None:
+                await self._grpc.stop(_LAST_ANSWERS_S)
             self._listener.should_exit = True
             await listening
             await self._engine.stop(0)

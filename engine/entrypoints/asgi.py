@@ -16,6 +16,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 T = TypeVar("T")
 
 JSON = b"application/json"
+OCTETS = b"application/octet-stream"
 REFUSAL = "engine.refusal"
 """Key of a scope: the EngineError with which the connection gives up on the rest of the body."""
 
@@ -118,22 +119,31 @@ def _too_large(count: int, max_bytes: int) -> TooLarge:
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves: then raises Cancelled."""
-    task = asyncio.ensure_future(work)
+    """The result of `work`, which is cancelled when the client leaves: then raises Cancelled.
+
+    The work runs in the caller's task: only the watching needs one of its own.
+    """
+    caller = asyncio.current_task()
+    assert caller is not None
+    is_working, has_left = True, False
+
+    def give_up(watch: asyncio.Task[None]) -> None:
+        nonlocal has_left
+        if is_working and not watch.cancelled():
+            has_left = True
+            caller.cancel()
+
     watch = asyncio.ensure_future(_disconnect(receive))
+    watch.add_done_callback(give_up)
     try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise Cancelled("the client left")
+        return await work
+    except asyncio.CancelledError:
+        if has_left and caller.uncancel() == 0:  # else someone wants the caller itself to end
+            raise Cancelled("the client left") from None
+        raise
     finally:
-        for unfinished in (task, watch):
-            if not unfinished.done():
-                unfinished.cancel()
-        if not task.done():
-            await asyncio.wait((task,))
-            if not task.cancelled():
-                task.exception()  # it ended just then; nobody is left to tell
+        is_working = False
+        watch.cancel()
 
 
 async def _disconnect(receive: Receive) -> None:

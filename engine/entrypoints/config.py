@@ -103,6 +103,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         host: Address to listen on; 0.0.0.0 for all interfaces.
         port: TCP port; 0 takes a free one, which the log names.
         uds: Path of a Unix socket to listen on instead of host and port.
+        grpc_port: TCP port for gRPC on the same host, 0 takes a free one; null: no gRPC. Needs
+            the extra `grpc`.
+        grpc_max_calls: Calls over gRPC at the same time; more end with RESOURCE_EXHAUSTED.
         max_body_bytes: Largest request body; more is answered 413 without reading it.
         max_bodies_bytes: Bodies of all requests in progress together; more is answered 429.
         max_requests_per_call: Requests in one `{"requests": [...]}` body, users in one prefetch.
@@ -121,6 +124,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host: str = "127.0.0.1"
     port: int = 8000
     uds: str | None = None
+    grpc_port: int | None = None
+    grpc_max_calls: int = 1024
     max_body_bytes: int = 64 << 20
     max_bodies_bytes: int = 1 << 30
     max_requests_per_call: int = 256
@@ -135,7 +140,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         require(0 <= self.port <= 65535, f"port is {self.port}: give 0 to 65535")
-        for name in ("max_body_bytes", "max_requests_per_call"):
+        require(
+            self.grpc_port is None or 0 <= self.grpc_port <= 65535,
+            f"grpc_port is {self.grpc_port}: give 0 to 65535",
+        )
+        for name in ("grpc_max_calls", "max_body_bytes", "max_requests_per_call"):
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}: give at least 1")
         require(
             self.max_bodies_bytes >= self.max_body_bytes,

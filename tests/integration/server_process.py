@@ -117,6 +117,15 @@ class ServerProcess:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def grpc_address(self) -> str:
+        """Of a server that was started with `--grpc-port`."""
+        pattern = r"listening on grpcs?://(127\.0\.0\.1:\d+)"
+        eventually(lambda: re.search(pattern, self.log), "listening for gRPC")
+        found = re.search(pattern, self.log)
+        assert found is not None
+        return found[1]
+
     def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 

@@ -86,7 +86,7 @@ def test_the_client_ranks_and_retrieves(client: triton.InferenceServerClient) ->
     assert content["id"] == "r1"
     assert content["parameters"]["computed_tokens"] == content["parameters"]["history_length"] == 6
 
-    again = client.infer(MODEL, inputs)  # asks for binary outputs; JSON is an answer too
+    again = client.infer(MODEL, inputs)  # asks for binary outputs
     np.testing.assert_array_equal(again.as_numpy("scores"), ranked.scores)
     assert again.get_response()["parameters"]["device_tokens"] == 6
 
@@ -140,10 +140,6 @@ def test_the_client_gets_typed_errors(client: triton.InferenceServerClient) -> N
             [user("e"), int64("history", [1]), int64("candidates", [999_999_999])],
             outputs=wanted("scores"),
         )
-    binary = triton.InferInput("history", [1], "INT64")
-    binary.set_data_from_numpy(np.array([1]))
-    with pytest.raises(triton.InferenceServerException, match="binary"):
-        client.infer(MODEL, [user("e"), binary], outputs=wanted("items"))
 
 
 async def _rank_once(port: int, number: int) -> tuple[int, list[float]]:
@@ -235,6 +231,16 @@ async def test_async_engine_gives_the_synchronous_engine_s_answers() -> None:
         )
         for answer, scores in zip(answers, expected, strict=True):
             np.testing.assert_array_equal(answer.scores, scores)
+        base = answers[1].usage
+        delta = await engine.rank(
+            user_id="a1",
+            history=histories[1][base.base_length :],
+            candidates=[1, 2, 3],
+            base_length=base.base_length,
+            base_fingerprint=base.fingerprint,
+        )
+        assert (base.base_length, delta.usage.device_tokens) == (16, 30)
+        np.testing.assert_array_equal(delta.scores, expected[1])
         warm = await engine.prefetch(user_id="a0")
         assert warm.usage.device_tokens == 30
         forgotten = await engine.forget("a0")

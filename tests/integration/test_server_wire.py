@@ -139,7 +139,7 @@ def test_a_body_of_unknown_length_is_bounded_while_it_is_read(server: ServerProc
 
 
 def test_a_body_of_another_form_is_refused(server: ServerProcess) -> None:
-    header = {"inference-header-content-length": "10"}
+    header = {"inference-header-content-length": "9999"}
     reply = server.post("/v2/models/fake/infer", {"inputs": [USER, HISTORY]}, header)
     assert (reply.status, reply.body["code"]) == (400, "invalid_request")
 

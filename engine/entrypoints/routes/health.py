@@ -8,22 +8,22 @@ from __future__ import annotations
 import msgspec
 
 from engine.async_engine import AsyncEngine
-from engine.core_client import Phase
 from engine.entrypoints.asgi import HttpResponse
 from engine.entrypoints.config import ServerConfig
 from engine.entrypoints.oip_metadata import ModelMetadata, model_metadata
 from engine.entrypoints.protocol import to_json
+from engine.entrypoints.readiness import why_not_live, why_not_ready
 from engine.entrypoints.routes.models import require_model
 from engine.entrypoints.routes.routing import Access, Exchange, Route, RouteDoc
 from engine.version import __version__
 
 
 class ServerMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to `GET /v2`. Binary tensors are not accepted, so the extension is not listed."""
+    """Answer to `GET /v2`: the server, and the protocol's extensions that it speaks."""
 
     name: str = "mtserve"
     version: str = __version__
-    extensions: tuple[str, ...] = ()
+    extensions: tuple[str, ...] = ("binary_tensor_data",)
 
 
 class HealthBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,26 +71,14 @@ class HealthRoutes:
     async def _server_metadata(self, exchange: Exchange) -> HttpResponse:
         return HttpResponse(body=to_json(ServerMetadata()))
 
-    def _why_not_live(self) -> str | None:
-        engine = self._engine
-        if engine.phase is Phase.DEAD or engine.phase is Phase.STOPPED:
-            return "the core has ended"
-        if engine.phase in (Phase.SERVING, Phase.DRAINING):
-            age_s = engine.heartbeat_age_s
-            if age_s > self._config.heartbeat_timeout_s:
-                return f"the core's last heartbeat is {age_s:.1f} s old"
-        return None
-
     async def _live(self, exchange: Exchange) -> HttpResponse:
-        reason = self._why_not_live()
+        reason = why_not_live(self._engine, self._config.heartbeat_timeout_s)
         if reason is None:
             return HttpResponse(body=to_json(HealthBody(live=True)))
         return HttpResponse(status=503, body=to_json(HealthBody(live=False, reason=reason)))
 
     async def _ready(self, exchange: Exchange) -> HttpResponse:
-        reason = self._why_not_live()
-        if reason is None and not self._engine.is_ready:
-            reason = f"the engine is {self._engine.phase.value}"
+        reason = why_not_ready(self._engine, self._config.heartbeat_timeout_s)
         if reason is None:
             return HttpResponse(body=to_json(HealthBody(ready=True, name=self._engine.info.name)))
         return HttpResponse(status=503, body=to_json(HealthBody(ready=False, reason=reason)))

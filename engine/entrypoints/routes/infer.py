@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from engine.async_engine import AsyncEngine
-from engine.entrypoints import asgi, oip
+from engine.entrypoints import asgi, oip_http, oip_schema
 from engine.entrypoints.asgi import HttpResponse
 from engine.entrypoints.config import ServerConfig
-from engine.entrypoints.protocol import to_json
-from engine.entrypoints.routes.answering import read_body, submit
+from engine.entrypoints.routes.answering import read_body, routed_user, submit
 from engine.entrypoints.routes.models import require_model
 from engine.entrypoints.routes.routing import Exchange, Route, RouteDoc
-from engine.errors import InvalidRequest
 
 
 class InferRoutes:
@@ -28,7 +24,7 @@ class InferRoutes:
                 "infer", "POST", f"/v2/models/{{model}}{version}/infer", self._infer,
                 doc=RouteDoc(
                     "Scores or items for one user, by the Open Inference Protocol.",
-                    (oip.InferBody,), (oip.InferAnswer,),
+                    (oip_schema.InferBody,), (oip_schema.InferAnswer,),
                 ),
             )
             for version in ("", "/versions/{version}")
@@ -36,18 +32,25 @@ class InferRoutes:
 
     async def _infer(self, exchange: Exchange) -> HttpResponse:
         info = require_model(self._engine, exchange)
-        if asgi.header(exchange.scope, b"inference-header-content-length") is not None:
-            raise InvalidRequest(
-                "binary tensors are not accepted: send JSON (tritonclient: binary_data=False)"
-            )
+        header_length = asgi.header(exchange.scope, oip_http.HEADER_LENGTH)
         body = await read_body(self._engine, self._config, exchange)
-        call = oip.decode_infer(
-            body, info, request_id=exchange.request_id, arrival_s=exchange.arrival_s
-        )
-        request = msgspec.structs.replace(
-            call.request, weights_version=exchange.params.get("version")
+        call = oip_http.decode_infer(
+            body,
+            info,
+            request_id=exchange.request_id,
+            arrival_s=exchange.arrival_s,
+            header_length=header_length,
+            weights_version=exchange.params.get("version"),
+            routed_user=routed_user(self._config, exchange),
         )
         response = await asgi.unless_disconnected(
-            exchange.receive, submit(self._engine, exchange, request)
+            exchange.receive, submit(self._engine, exchange, call.request)
         )
-        return HttpResponse(body=to_json(oip.encode_infer(call, response, info.name)))
+        reply = oip_http.encode_infer(call, response, info.name)
+        if reply.json_bytes is None:
+            return HttpResponse(body=reply.body)
+        return HttpResponse(
+            body=reply.body,
+            content_type=asgi.OCTETS,
+            headers=[(oip_http.HEADER_LENGTH, str(reply.json_bytes).encode())],
+        )

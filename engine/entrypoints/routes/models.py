@@ -10,15 +10,21 @@ from engine.types import ModelInfo
 
 def require_model(engine: AsyncEngine, exchange: Exchange) -> ModelInfo:
     """The model of the path's `{model}` and `{version}`. Raises UnknownModel, EngineDead."""
+    return find_model(engine, exchange.params["model"], exchange.params.get("version"))
+
+
+def find_model(engine: AsyncEngine, model: str, version: str | None) -> ModelInfo:
+    """The model of that name, in that version if one is named. Raises UnknownModel, EngineDead."""
     served = engine.served
     info = served.info
-    model, version = exchange.params["model"], exchange.params.get("version")
     if model != info.name:
-        raise UnknownModel(f"model {model!r} is not loaded: this server has {info.name!r}")
+        raise UnknownModel(f"model {model!r:.80} is not loaded: this server has {info.name!r}")
     if version is None:
         return info
     for loaded in served.infos:
         if loaded.weights_version == version:
             return loaded
     known = ", ".join(map(repr, served.versions))
-    raise UnknownModel(f"version {version!r} of {model!r} is not loaded: this server has {known}")
+    raise UnknownModel(
+        f"version {version!r:.80} of {model!r} is not loaded: this server has {known}"
+    )

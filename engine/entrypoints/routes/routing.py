@@ -58,6 +58,10 @@ class Exchange:
     user_ids: list[str] = field(default_factory=list)
     notes: dict[str, str | int] = field(default_factory=dict)
 
+    @property
+    def method(self) -> str:
+        return str(self.scope["method"])
+
 
 Handler = Callable[[Exchange], Awaitable[HttpResponse]]
 

@@ -7,29 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from wire_model import INFO
 
-from engine.entrypoints.oip import decode_infer, encode_infer
+from engine.entrypoints.oip_http import decode_infer, encode_infer
 from engine.entrypoints.oip_metadata import model_metadata
-from engine.entrypoints.protocol import to_json
+from engine.entrypoints.oip_schema import INPUTS, OUTPUTS
 from engine.errors import InvalidRequest
-from engine.types import CacheMode, FeatureInfo, ModelInfo, Response, Reuse, Task, Usage
+from engine.types import CacheMode, Response, Reuse, Task, Usage
 
 USER = {"name": "user_id", "datatype": "BYTES", "shape": [1], "data": ["u1"]}
 HISTORY = {"name": "history", "datatype": "INT64", "shape": [3], "data": [3, 1, 2]}
 CANDIDATES = {"name": "candidates", "datatype": "INT64", "shape": [2], "data": [7, 7]}
-
-FEATURES = (
-    FeatureInfo(name="item", dtype="int64", dim=0, on_history=True, on_candidates=True),
-    FeatureInfo(name="action", dtype="int64", dim=0, on_history=True, on_candidates=False),
-    FeatureInfo(name="mood", dtype="float32", dim=2, on_history=True, on_candidates=True),
-)
-INFO = ModelInfo(
-    name="m", weights_version="7", dtype="float32", tasks=(Task.RANK, Task.RETRIEVE),
-    score_names=("click",), features=FEATURES, context_features=("country", "age"),
-    reads_query_time=False, embedding_dim=4, max_history_events=10, max_history_tokens=20,
-    max_batch_tokens=64, keep_stride=1, reuse=Reuse.APPEND, reuse_reason="causal",
-    backend="torch", exactness="bitwise", cache_tiers="tiered",
-)  # fmt: skip
 
 
 def tensor(name: str, data: Any, datatype: str = "INT64", shape: Any = None) -> dict[str, Any]:
@@ -72,7 +60,7 @@ def test_a_rank_body_is_decoded() -> None:
     )
     request = call.request
     assert (call.id, request.request_id) == ("abc", "abc")
-    assert call.output_names == ("scores", "user_embedding")
+    assert call.outputs == (("scores", True), ("user_embedding", True))
     assert (request.task, request.user_id, request.namespace) == (Task.RANK, "u1", "ns")
     assert request.history["item"].tolist() == [3, 1, 2]
     assert request.history["action"].tolist() == [1, 0]
@@ -183,6 +171,7 @@ def test_an_empty_history_is_legal() -> None:
         (body(USER, HISTORY, outputs=[{"name": "scores"}]), "'scores'"),
         (body(USER, HISTORY, CANDIDATES, outputs=[{"name": "items"}]), "'items'"),
         (body(USER, HISTORY, outputs=[{"name": "x", "y": 1}]), "`y`"),
+        (body(USER, HISTORY, outputs=[{"name": "items"}, {"name": "items"}]), "'items'.*twice"),
         (body(USER, {**HISTORY, "parameters": {"binary_data_size": 24}}), "binary"),
         (body(USER, {"name": "history", "datatype": "INT64", "shape": [3]}), "'history'.*data"),
         (body(USER, HISTORY, more=1), "more"),
@@ -209,7 +198,7 @@ def test_an_answer_is_encoded_as_tensors() -> None:
         items=np.array([7]),
         item_scores=np.array([0.5], np.float32),
     )
-    answer = json.loads(to_json(encode_infer(call, response, "m")))
+    answer = json.loads(encode_infer(call, response, "m").body)
     assert answer == {
         "model_name": "m",
         "model_version": "7",
@@ -231,14 +220,14 @@ def test_an_answer_is_encoded_as_tensors() -> None:
 
 
 def test_only_the_outputs_asked_for_are_sent_in_their_order() -> None:
-    asked = [{"name": "item_scores", "parameters": {"binary_data": True}}, {"name": "items"}]
+    asked = [{"name": "item_scores", "parameters": {"binary_data": False}}, {"name": "items"}]
     call = decode(body(USER, HISTORY, outputs=asked))
     response = Response(
         request_id="r", usage=USAGE, items=np.array([7]), item_scores=np.zeros(1, np.float32)
     )
-    answer = encode_infer(call, response, "m")
-    assert [output.name for output in answer.outputs] == ["item_scores", "items"]
-    assert answer.id is None
+    answer = json.loads(encode_infer(call, response, "m").body)
+    assert [output["name"] for output in answer["outputs"]] == ["item_scores", "items"]
+    assert "id" not in answer
 
 
 def test_metadata_lists_what_the_model_declares() -> None:
@@ -260,3 +249,45 @@ def test_metadata_lists_what_the_model_declares() -> None:
     ]
     assert metadata.parameters.reuse == "append"
     assert metadata.parameters.max_history_events == 10
+
+
+def test_the_routing_header_may_stand_for_the_user() -> None:
+    def user_of(content: bytes) -> str:
+        call = decode_infer(content, INFO, request_id="made", arrival_s=1.0, routed_user="123")
+        return str(call.request.user_id)
+
+    assert user_of(body(HISTORY)) == "123"
+    assert user_of(body(tensor("user_id", [123]), HISTORY)) == "123"
+    with pytest.raises(InvalidRequest, match="'u1', but the routing header says '123'"):
+        user_of(body(USER, HISTORY))
+
+
+def test_a_delta_names_its_base() -> None:
+    base = {"base_length": 64, "base_fingerprint": "00ff"}
+    request = decode(body(USER, HISTORY, CANDIDATES, parameters=base)).request
+    assert (request.base_length, request.base_fingerprint) == (64, "00ff")
+    assert request.is_delta
+    with pytest.raises(InvalidRequest, match="base_length is 64"):
+        decode(body(USER, HISTORY, parameters={"base_length": 64}))
+
+
+def test_the_reference_lists_what_is_decoded_and_answered() -> None:
+    assert [one.name for one in INPUTS] == [
+        "user_id", "history", "history_action", "history_<name>", "candidates",
+        "candidate_<name>", "context",
+    ]  # fmt: skip
+    values = {"user_id": USER, "history": HISTORY, "candidates": CANDIDATES}
+    named = [one.name.replace("<name>", "mood") for one in INPUTS]
+    inputs = [
+        values.get(name)
+        or (
+            tensor(name, [0.5] * 2 * (3 if name.startswith("history") else 2), "FP32",
+                   [3 if name.startswith("history") else 2, 2])
+            if name.endswith("mood")
+            else tensor(name, [1, 2])
+        )
+        for name in named
+    ]  # fmt: skip
+    asked = [{"name": one.name} for one in OUTPUTS]
+    call = decode(body(*inputs, parameters={"topk": 1}, outputs=asked))
+    assert [name for name, _ in call.outputs] == [one.name for one in OUTPUTS]
