@@ -224,6 +224,7 @@ def build_request(
     base_length: int = 0,
     base_fingerprint: str = "",
     ignore_extra: bool = False,
+    weights_version: str | None = None,
     request_id: str | None = None,
     arrival_s: float | None = None,
 ) -> Request:
@@ -247,6 +248,7 @@ def build_request(
             `base_length` on, and both are what an earlier answer gave. Ends with HistoryNeeded
             when that history is not known any more.
         ignore_extra: Drop features that the model does not read instead of refusing them.
+        weights_version: One of the loaded versions; the active one when not given.
         request_id: Made up when not given.
     """
     arrival = time.monotonic() if arrival_s is None else arrival_s
@@ -290,6 +292,9 @@ def build_request(
         base_length=base_length,
         base_fingerprint=base_fingerprint,
         ignore_extra=boolean(ignore_extra, "ignore_extra"),
+        weights_version=(
+            None if weights_version is None else text(weights_version, "weights_version")
+        ),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from engine.metrics import Metrics
-from engine.models.base import ModelSpec
 from engine.scheduler.delta import NO_BASE, next_base, serves_deltas
 from engine.scheduler.request import ScheduledRequest
 from engine.types import Response, Reuse, Usage
@@ -14,10 +13,7 @@ from engine.types import Response, Reuse, Usage
 class Answers:
     """Builds responses and counts them. Owned by the core thread."""
 
-    def __init__(self, spec: ModelSpec, reuse: Reuse, metrics: Metrics) -> None:
-        self._spec = spec
-        self._reuse = reuse
-        self._serves_deltas = serves_deltas(spec, reuse)
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def response(self, entry: ScheduledRequest, resident_tokens: int, now_s: float) -> Response:
@@ -47,13 +43,14 @@ class Answers:
             return Usage(
                 device_tokens=resident_tokens,
                 history_length=resident_tokens,
-                weights_version=self._spec.weights_version,
-                reuse=self._reuse,
+                weights_version=entry.version.name,
+                reuse=entry.version.reuse,
             )
         device_tokens, host_tokens = entry.device_tokens or 0, entry.host_tokens
-        base = NO_BASE
-        if self._serves_deltas and chain is not None and not entry.is_transient:
-            base = next_base(prepared, chain, self._spec)
+        base, version = NO_BASE, entry.version
+        can_go_on = serves_deltas(version.spec, version.reuse) and not entry.is_transient
+        if chain is not None and can_go_on:
+            base = next_base(prepared, chain, version.spec)
         is_bypass = entry.is_transient or entry.scratch_reason not in (None, "query_time")
         first_planned_s = entry.first_planned_s or entry.admitted_s
         return Usage(
@@ -64,8 +61,8 @@ class Answers:
             suffix_tokens=prepared.suffix_length,
             base_length=base.length,
             fingerprint=base.fingerprint,
-            weights_version=self._spec.weights_version,
-            reuse=Reuse.BYPASS if is_bypass else self._reuse,
+            weights_version=version.name,
+            reuse=Reuse.BYPASS if is_bypass else version.reuse,
             queue_us=int((first_planned_s - entry.admitted_s) * 1e6),
             onload_wait_us=int(entry.answer.onload_wait_s * 1e6),
             run_us=int(entry.answer.run_s * 1e6),

@@ -242,7 +242,7 @@ def test_only_the_outputs_asked_for_are_sent_in_their_order() -> None:
 
 
 def test_metadata_lists_what_the_model_declares() -> None:
-    metadata = model_metadata(INFO)
+    metadata = model_metadata(INFO, ["7", "8"])
     assert [(one.name, one.datatype, one.shape) for one in metadata.inputs] == [
         ("user_id", "BYTES", [1]),
         ("history", "INT64", [-1]),
