@@ -12,6 +12,7 @@ import yaml
 
 from engine.block_manager.layout import Layout
 from engine.config import CacheConfig, SchedulerConfig
+from engine.entrypoints.config import ServerConfig
 from engine.entrypoints.metrics_export import PREFIX, SERVER_METRICS
 from engine.errors import EngineError
 from engine.metrics import METRICS
@@ -160,3 +161,19 @@ def test_the_alerts_become_a_prometheus_rule_as_described(tmp_path: Path) -> Non
 def test_every_file_that_the_deploy_page_names_is_there() -> None:
     for name in re.findall(r"`?(deploy/[\w./-]*\w)", DEPLOY):
         assert (ROOT / name).exists(), name
+
+
+def test_the_deploy_page_gives_the_numbers_of_the_manifests() -> None:
+    manifest = yaml.safe_load((ROOT / "deploy/kubernetes/statefulset.yaml").read_text())
+    pod = manifest["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    startup, liveness = container["startupProbe"], container["livenessProbe"]
+    for stated in (
+        f"| {startup['failureThreshold']} x {startup['periodSeconds']} s |",
+        f"| {liveness['failureThreshold']} failures, {liveness['periodSeconds']} s apart |",
+        f"`preStop` sleeps {container['lifecycle']['preStop']['exec']['command'][1]} s.",
+        f"`drain_timeout_s` ({ServerConfig().drain_timeout_s:.0f} s)",
+        f"`heartbeat_timeout_s` ({ServerConfig().heartbeat_timeout_s:.0f} s)",
+        f"`terminationGracePeriodSeconds` is {pod['terminationGracePeriodSeconds']},",
+    ):
+        assert stated in DEPLOY, stated
