@@ -79,8 +79,10 @@ CASES = [
                          "mtserve_requests_running": "0x120"}, set()),
     Case("restarts", {"mtserve_step_seconds_count": "0+600x100 0+600x5 0+600x13"},
          {"MtserveRestarts"}),
-    Case("two versions", {'mtserve_weights_version_info{version="2"}': "1x120"},
-         {"MtserveWeightsDiffer"}),
+    Case("two versions everywhere", {'mtserve_weights_version_info{version="2"}': "1x120"}, set()),
+    Case("half-way", {'up{job="mtserve",instance="b:8000"}': "1x120",
+                      'mtserve_weights_version_info{job="mtserve",instance="b:8000",version="2"}':
+                          "1x120"}, {"MtserveWeightsDiffer"}),
     Case("503", {'mtserve_http_requests_total{route="rank",status="503"}': "0+100x120"},
          {"MtserveServerErrors"}),
     Case("one 500", {'mtserve_http_requests_total{route="rank",status="500"}': "0x115 1x5"},
@@ -139,7 +141,7 @@ def test_an_alert_fires_on_its_case_and_no_other_does(tmp_path: Path) -> None:
             "interval": "1m",
             "input_series": [{"series": each, "values": series[each]} for each in series],
             "promql_expr_test": [{
-                "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+                "expr": 'group by (alertname) (ALERTS{alertstate="firing"})',
                 "eval_time": "118m",
                 "exp_samples": [
                     {"labels": f'{{alertname="{name}"}}', "value": 1}
@@ -154,5 +156,8 @@ def test_an_alert_fires_on_its_case_and_no_other_does(tmp_path: Path) -> None:
 
 
 def _with_target(series: str) -> str:
+    """The series as scraped from instance a, unless it says from where."""
+    if "instance=" in series:
+        return series
     name, _, labels = series.rstrip("}").partition("{")
     return f'{name}{{job="mtserve",instance="a:8000"{"," if labels else ""}{labels}}}'
