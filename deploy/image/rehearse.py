@@ -38,6 +38,7 @@ class Dockerfile(NamedTuple):
 
     copied: list[str]
     torch_version: str
+    extras: str
     user: int
     entrypoint: list[str]
     health: list[str]
@@ -58,6 +59,7 @@ class Dockerfile(NamedTuple):
         return cls(
             copied=[source for line in copies for source in line.split()],
             torch_version=one(r"^ARG TORCH_VERSION=(\S+)"),
+            extras=one(r"^ARG EXTRAS=(\S+)"),
             user=int(one(r"^USER (\d+)")),
             entrypoint=json.loads(one(r"^ENTRYPOINT (\[.*\])$")),
             health=json.loads(one(r"^HEALTHCHECK .*CMD (\[.*\])$")),
@@ -77,7 +79,12 @@ def build(image: Dockerfile, folder: Path, torch_version: str) -> Path:
         else:
             shutil.copy(original, copy)
     # The system's Python, as in the image: the server's other user may not reach one in a home.
-    environment = {**os.environ, "PATH": SYSTEM_PATH, "TORCH_VERSION": torch_version}
+    environment = {
+        **os.environ,
+        "PATH": SYSTEM_PATH,
+        "TORCH_VERSION": torch_version,
+        "EXTRAS": image.extras,
+    }
     scripts = source / "deploy/image"
     for command in (
         [scripts / "torch", folder / "build"],

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,13 @@ def test_it_runs_as_a_user_without_rights_and_drains_on_stop() -> None:
 
 def test_torch_is_the_version_that_setup_installs() -> None:
     assert f"torch=={IMAGE.torch_version}" in (ROOT / "scripts/setup").read_text()
+
+
+def test_the_extras_are_those_of_the_package_and_have_the_server() -> None:
+    extras = IMAGE.extras.split(",")
+    assert "server" in extras
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(extras) <= project["optional-dependencies"].keys()
 
 
 def test_what_is_copied_is_there_and_is_not_ignored() -> None:
