@@ -43,7 +43,7 @@ _HEALTHY = {
     "mtserve_requests_running": "4x120",
     "mtserve_step_seconds_count": "0+600x120",
     "mtserve_step_seconds_sum": "0+30x120",
-    'mtserve_weights_version_info{version="1"}': "1x120",
+    'mtserve_weights_version_info{version="1",state="active"}': "1x120",
     'mtserve_requests_total{task="rank",outcome="ok"}': "0+6000x120",
     'mtserve_requests_total{task="rank",outcome="overloaded"}': "0+6x120",
     'mtserve_requests_total{task="rank",outcome="deadline_exceeded"}': "0+6x120",
@@ -79,9 +79,12 @@ CASES = [
                          "mtserve_requests_running": "0x120"}, set()),
     Case("restarts", {"mtserve_step_seconds_count": "0+600x100 0+600x5 0+600x13"},
          {"MtserveRestarts"}),
-    Case("two versions everywhere", {'mtserve_weights_version_info{version="2"}': "1x120"}, set()),
+    Case("one on standby", {'mtserve_weights_version_info{version="2",state="standby"}': "1x120"},
+         set()),
+    Case("a load failed", {'mtserve_weights_changes_total{change="load_failed"}': "0x100 1x20"},
+         {"MtserveWeightsNotLoaded"}),
     Case("half-way", {'up{job="mtserve",instance="b:8000"}': "1x120",
-                      'mtserve_weights_version_info{job="mtserve",instance="b:8000",version="2"}':
+                      'mtserve_weights_version_info{job="mtserve",instance="b:8000",version="2",state="active"}':
                           "1x120"}, {"MtserveWeightsDiffer"}),
     Case("503", {'mtserve_http_requests_total{route="rank",status="503"}': "0+100x120"},
          {"MtserveServerErrors"}),
@@ -109,7 +112,7 @@ CASES = [
 
 
 def test_every_alert_says_how_bad_what_and_why() -> None:
-    assert len(RULES) == 19
+    assert len(RULES) == 20
     for name, rule in RULES.items():
         assert re.fullmatch(r"Mtserve[A-Z]\w+", name)
         assert rule["labels"]["severity"] in ("page", "ticket")

@@ -13,6 +13,7 @@ import yaml
 from engine.entrypoints.metrics_export import SERVER_METRICS
 from engine.errors import EngineError
 from engine.metrics import METRICS
+from engine.weights.life import State
 from tests.unit.deploy import promql
 from tests.unit.deploy.served import served
 
@@ -51,6 +52,8 @@ def _known_values(label: str) -> set[str] | None:
         return {"ok"} | {error.code for error in _all_subclasses(EngineError)}
     if label == "route":
         return {route.name for route in map(served, ["POST"] * 3, RANKING) if route is not None}
+    if label == "state":
+        return {state.value for state in State}
     if label == "status":
         return {str(error.status) for error in _all_subclasses(EngineError)} | {"502"}
     return None

@@ -22,6 +22,7 @@ from engine.models.hstu.model import HstuModel
 from engine.models.random_weights import random_tensors
 from engine.platforms.cpu import HostArena, KvPools
 from tests.unit.deploy import promql
+from tests.unit.deploy.served import served
 
 ROOT = Path(__file__).parents[3]
 OPERATE = (ROOT / "docs/operate.md").read_text()
@@ -74,15 +75,24 @@ def test_every_error_code_has_a_section_with_its_status() -> None:
     found = dict(headings)
     assert found.keys() == {error.code for error in _all_errors()}
     for error in _all_errors():
-        if error.code != "config_error":  # never on the wire
-            assert found[error.code] == str(error.status)
+        assert found[error.code] == str(error.status)
+
+
+@pytest.mark.parametrize("page", ["operate", "troubleshooting", "deploy", "security"])
+def test_routes_that_a_page_names_are_served(page: str) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text()
+    named = re.findall(r"\b(GET|POST|DELETE) (/v[12][\w/:{}.]*)", text)
+    named += [("POST", path) for path in re.findall(r"curl \S+:8000(/\S+) -d", text)]
+    for method, path in named:
+        assert served(method, path) is not None, f"{method} {path}"
 
 
 def test_options_that_pages_name_exist() -> None:
     options = (ROOT / "docs/configuration.md").read_text()
     for page in (OPERATE, TROUBLE, DEPLOY):
         for name in re.findall(
-            r"`((?:max|drain|copy|heartbeat|keep_alive|device|host)_\w+)`", page
+            r"`((?:max|drain|copy|heartbeat|keep_alive|device|host)_\w+|weights_(?:root|share)|canary_share|refresh_users)`",
+            page,
         ):
             known = (
                 f".{name}`" in options
