@@ -137,7 +137,10 @@ class BiasInputs(NamedTuple):
 
 
 class ModelFace(NamedTuple):
-    """What clients are told about a model's inputs and outputs (see `types.ModelInfo`)."""
+    """What clients are told about a model's inputs and outputs (see `types.ModelInfo`).
+
+    sample_items: Some ids of the catalogue.
+    """
 
     features: tuple[FeatureInfo, ...]
     context_features: tuple[str, ...]
@@ -146,6 +149,7 @@ class ModelFace(NamedTuple):
     embedding_dim: int
     max_history_events: int
     keep_stride: int
+    sample_items: tuple[int, ...] = ()
 
 
 class Projected(NamedTuple):

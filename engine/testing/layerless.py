@@ -84,6 +84,9 @@ def layerless_core(model: Model, config: EngineConfig, *, num_chunks: int) -> En
         backend="none",
         exactness="none",
         cache_tiers=cache.tiers,
+        page_size=cache.page_size,
+        chunk_size=cache.chunk_size,
+        token_bytes=1,
         **model.describe()._asdict(),
     )
     return EngineCore(

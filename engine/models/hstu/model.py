@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from engine.errors import ConfigError
@@ -27,6 +28,8 @@ from engine.models.hstu.prepare import Preparer
 from engine.models.loader import check_tensors, decode_config
 from engine.types import FeatureInfo, Float32Array, Int64Array, Request, Task
 
+_NUM_SAMPLE_ITEMS = 64
+
 
 class HstuModel(Model):
     """An HSTU with its weights. Raises ConfigError when the tensors do not fit the config."""
@@ -40,6 +43,7 @@ class HstuModel(Model):
         dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
         item_ids = tensors["catalogue.item_ids"].numpy()
         first_row = config.catalogue.first_row
+        self._sample_items = _sample(item_ids)
         self._preparer = Preparer(config, ItemLookup(item_ids, first_row))
         self._embedding = Embedding(config, self._preparer.layout, tensors, dtype)
         self._layers = [
@@ -76,6 +80,7 @@ class HstuModel(Model):
             embedding_dim=0 if self._retriever is None else self.config.layers.hidden_size,
             max_history_events=inputs.max_history_events,
             keep_stride=inputs.keep_stride,
+            sample_items=self._sample_items,
         )
 
     def prepare(self, request: Request) -> PreparedRequest:
@@ -166,3 +171,9 @@ def hstu_spec(config: ModelConfig) -> ModelSpec:
         tasks=tuple(tasks),
         flops_per_token=2 * weights * layers.num_layers,
     )
+
+
+def _sample(item_ids: Int64Array) -> tuple[int, ...]:
+    """At most `_NUM_SAMPLE_ITEMS` ids, evenly spread over the catalogue."""
+    count = min(len(item_ids), _NUM_SAMPLE_ITEMS)
+    return tuple(item_ids[np.arange(count) * len(item_ids) // count].tolist())
