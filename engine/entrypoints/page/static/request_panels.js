@@ -1,0 +1,152 @@
+// Panels about requests: how many come and wait, how long they take, what went wrong, by which
+// weights they were answered. A panel is a function of its body and a view, as in state_panels.js.
+
+import { chart } from "./chart.js";
+import { bar, el, figure, swatch, table } from "./dom.js";
+import { count, number, percent, seconds, short } from "./format.js";
+import { quantile, share } from "./samples.js";
+
+const TASKS = ["rank", "retrieve", "prefetch"];
+const WAITS = ["waiting", "running"];
+
+const TIMES = [
+  { name: "request", metric: "request_seconds", title: "Admission to answer" },
+  { name: "queue", metric: "queue_seconds", title: "Admission to first piece" },
+  { name: "copy wait", metric: "onload_wait_seconds", title: "Waiting for copies, per step" },
+  { name: "step", metric: "step_seconds", title: "Device time of a step" },
+];
+const QUANTILES = [["p50", 0.5], ["p90", 0.9], ["p99", 0.99]];
+
+export function drawLoad(body, { samples, windowS, span, range }) {
+  const total = requestRate(span);
+  const tasks = TASKS.filter((task) => task === TASKS[0] || hasAsked(span, task));
+  body.replaceChildren(
+    el("div", { class: "figures" },
+      figure("a second", number(total)),
+      ...WAITS.map((name) => figure(name, count(span.last.value(`requests_${name}`))))),
+    legend(tasks.map((task) => ({ kind: task, name: task, text: number(requestRate(span, task)) }))),
+    chart("Requests a second",
+      tasks.map((task) => ({
+        name: task, kind: task, points: samples.rate(windowS, (each) => requestRate(each, task)),
+      })),
+      { ...range, text: (value) => `${number(value)}/s` }),
+    legend(WAITS.map((name) => ({ kind: name, name, text: "" }))),
+    chart("Requests waiting and running",
+      WAITS.map((name) => ({
+        name, kind: name, points: samples.gauge(windowS, (each) => each.value(`requests_${name}`)),
+      })),
+      { ...range, text: count }));
+}
+
+function hasAsked(span, task) {
+  return span.rises("requests_total").some(({ labels }) => labels.task === task);
+}
+
+/** Requests a second that reached the core, of one task or of all; null without a time between. */
+function requestRate(span, task = null) {
+  const rises = span.rises("requests_total").filter(({ labels }) => task === null || labels.task === task);
+  return span.lengthS > 0 ? rises.reduce((sum, { rise }) => sum + rise, 0) / span.lengthS : null;
+}
+
+function legend(entries) {
+  return el("ul", { class: "legend" }, entries.map(({ kind, name, text }) =>
+    el("li", {}, swatch(kind), `${name} `, el("strong", {}, text))));
+}
+
+export function drawLatency(body, { samples, windowS, span, recently, range }) {
+  const columns = [{ title: "" }, ...QUANTILES.map(([title]) => ({ title, numeric: true }))];
+  const rows = TIMES.map(({ name, metric, title }) => {
+    const observed = span.histogram(metric);
+    return [
+      el("span", { title }, name),
+      ...QUANTILES.map(([, q]) => atMost(quantile(observed, q), observed.edges)),
+    ];
+  });
+  const answered = span.histogram("request_seconds").counts.reduce((sum, each) => sum + each, 0);
+  body.replaceChildren(
+    table(`Latency, ${recently}`, columns, rows),
+    el("p", { class: "note" }, `${count(answered)} answers in the ${recently}`),
+    legend([{ kind: "p50", name: "p50", text: "" }, { kind: "p99", name: "p99 of request", text: "" }]),
+    chart("Request latency",
+      [["p50", 0.5], ["p99", 0.99]].map(([name, q]) => ({
+        name, kind: name,
+        points: samples.rate(windowS, (each) => finite(quantile(each.histogram("request_seconds"), q))),
+      })),
+      { ...range, text: seconds }));
+}
+
+function atMost(value, edges) {
+  return value === Infinity ? `> ${seconds(edges.at(-1))}` : seconds(value);
+}
+
+function finite(value) {
+  return value === Infinity ? null : value;
+}
+
+export function drawOutcomes(body, { span, recently }) {
+  const rows = [
+    ...events(span, "requests_total", ({ outcome }) => outcome !== "ok" && outcome, ({ task }) => task),
+    ...events(span, "deadline_drops_total", ({ stage }) => `deadline passed: ${stage}`),
+    ...events(span, "http_requests_total", ({ status }) => Number(status) >= 400 && `HTTP ${status}`,
+      ({ route }) => route),
+    ...events(span, "copy_failures_total", () => "copies failed"),
+    ...events(span, "invalidations_total", ({ reason }) => `states cut: ${reason}`),
+    ...events(span, "offload_skipped_total", () => "offloads skipped"),
+    ...events(span, "evicted_pages_total", ({ tier }) => `${tier} pages evicted`),
+    ...events(span, "dropped_tokens_total", () => "tokens dropped"),
+  ];
+  if (rows.length === 0) {
+    body.replaceChildren(el("p", { class: "note" }, "None since the server started."));
+    return;
+  }
+  const columns = [
+    { title: "" },
+    { title: recently, numeric: true },
+    { title: "since start", numeric: true },
+  ];
+  body.replaceChildren(
+    table("Errors and evictions", columns, rows.map(({ name, detail, rise, total }) => [
+      el("span", { title: detail.join(", ") || null }, name), short(rise), short(total),
+    ])));
+}
+
+/**
+ * What of a counter has happened, added up by the name that `nameOf` gives to its labels (false
+ * leaves a sample out). `detailOf` gives what was added up.
+ */
+function events(span, metric, nameOf, detailOf = () => null) {
+  const byName = new Map();
+  for (const { labels, rise, total } of span.rises(metric)) {
+    const name = nameOf(labels);
+    if (!name || total === 0) continue;
+    const sum = byName.get(name) ?? { name, detail: [], rise: 0, total: 0 };
+    const detail = detailOf(labels);
+    byName.set(name, {
+      name,
+      detail: detail ? [...sum.detail, `${detail} ${count(total)}`] : sum.detail,
+      rise: sum.rise + rise,
+      total: sum.total + total,
+    });
+  }
+  return [...byName.values()];
+}
+
+/** The loaded versions; their shares where the server's status tells them. */
+export function drawVersions(card, { status }) {
+  const versions = status.weights_versions.map((each) =>
+    typeof each === "string" ? { version: each } : each);
+  card.hidden = versions.length < 2;
+  if (card.hidden) return;
+  const whole = versions.reduce((sum, each) => sum + (each.share ?? 0), 0);
+  const columns = [{ title: "version" }, { title: "" }, { title: "share", numeric: true }, { title: "" }];
+  card.querySelector(".body").replaceChildren(
+    table("Weights versions", columns, versions.map((each) => {
+      const part = share(each.share ?? 0, whole);
+      return [
+        each.version,
+        each.active ? "active" : "",
+        part === null ? "" : percent(part),
+        part === null ? "" : bar(`${each.version}: ${percent(part)}`, [{ kind: "device", share: part }]),
+      ];
+    })));
+}
