@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,6 +252,82 @@ def test_colours_follow_the_system(
     page.emulate_media(color_scheme=scheme)
     visit(page, server)
     expect(page.locator("body")).to_have_css("background-color", ground)
+
+
+def test_hidden_tab_asks_nothing_until_it_is_seen_again(
+    page: Page, featured: ServerProcess
+) -> None:
+    def hide(hidden: bool) -> None:
+        page.evaluate(
+            """(hidden) => {
+                Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+                document.dispatchEvent(new Event("visibilitychange"));
+            }""",
+            hidden,
+        )
+
+    asked: list[str] = []
+    page.clock.install()
+    page.on("request", lambda request: asked.append(request.url))
+    visit(page, featured)
+    hide(True)
+    expect(page.locator("#age")).to_contain_text("paused")
+    before = sum(url.endswith("/v1/metrics.json") for url in asked)
+    page.clock.run_for(60_000)
+    assert sum(url.endswith("/v1/metrics.json") for url in asked) == before
+    with page.expect_request("**/v1/metrics.json"):
+        hide(False)
+
+
+def test_snapshots_give_rises_quantiles_and_restarts(page: Page, featured: ServerProcess) -> None:
+    page.goto(f"http://{featured.address}/")
+    found = page.evaluate(
+        """async () => {
+            const { Samples, quantile } = await import("/page/samples.js");
+            const answer = (requests, counts, pages) => [
+                { name: "mtserve_requests_total", kind: "counter", labels: { task: "rank" },
+                  value: requests, buckets: [], bucket_counts: [] },
+                { name: "mtserve_pages", kind: "gauge", labels: {}, value: pages, buckets: [],
+                  bucket_counts: [] },
+                { name: "mtserve_seconds", kind: "histogram", labels: {}, value: 0,
+                  buckets: [0.1, 0.2], bucket_counts: counts },
+            ];
+            const samples = new Samples();
+            const restarts = [
+                samples.add(answer(10, [0, 0, 0], 9), 100),
+                samples.add(answer(30, [2, 2, 0], 5), 110),
+                samples.add(answer(50, [10, 2, 1], 7), 120),
+            ];
+            const [all, last] = [samples.recent(60), samples.recent(10)];
+            const seconds = all.histogram("seconds");
+            const result = {
+                rises: [all.rise("requests_total", { task: "rank" }), last.rise("requests_total",
+                    { task: "rank" }), all.rise("requests_total", { task: "retrieve" })],
+                rates: samples.rate(60, (span) => span.rate("requests_total", { task: "rank" }))
+                    .map((point) => point.value),
+                counts: last.histogram("seconds").counts,
+                quantiles: [0.5, 0.8, 0.99].map((q) => quantile(seconds, q)),
+                nothing: quantile({ edges: [1], counts: [0, 0] }, 0.5),
+            };
+            restarts.push(samples.add(answer(4, [0, 0, 0], 0), 130));
+            result.restarts = restarts;
+            result.afterRestart = samples.recent(60).lengthS;
+            result.gap = samples.rate(60, (span) => span.rise("requests_total", { task: "rank" }))
+                .at(-1).value;
+            return result;
+        }"""
+    )
+    assert found == {
+        "rises": [40, 20, 0],
+        "rates": [2, 2],
+        "counts": [8, 0, 1],
+        # 13 observations: the 6.5th is 0.65 into the first bucket, the 10.4th 0.2 into the second.
+        "quantiles": pytest.approx([0.065, 0.12, math.inf]),
+        "nothing": None,
+        "restarts": [False, False, False, True],
+        "afterRestart": 0,
+        "gap": None,
+    }
 
 
 def test_page_survives_a_restart_and_says_so(page: Page, tmp_path: Path) -> None:

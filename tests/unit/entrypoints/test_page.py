@@ -7,6 +7,7 @@ from importlib import resources
 
 import pytest
 
+from engine.entrypoints.asgi import Message, send_response
 from engine.entrypoints.page.files import load, page_routes, respond
 from engine.entrypoints.routes.routing import Access, Match, Router
 
@@ -67,6 +68,20 @@ def test_known_etag_is_answered_304_without_a_body(form: str) -> None:
     status, body, headers = headers_of("/", form.format(etag))
     assert (status, body) == (304, b"")
     assert headers["etag"] == etag
+
+
+async def test_304_announces_no_length() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    for etag in ("*", '"other"'):
+        scope = {"headers": [(b"if-none-match", etag.encode())]}
+        await send_response(send, respond(TABLE["/"], scope), "id")
+    names = [[name for name, _ in start["headers"]] for start in sent[::2]]
+    assert [b"content-length" in each for each in names] == [False, True]
+    assert [body["body"] for body in sent[1::2]] == [b"", TABLE["/"].content]
 
 
 @pytest.mark.parametrize("sent", ['"other"', "", "nonsense"])

@@ -24,23 +24,56 @@ export function chart(label, series, { lengthS, endS, top = null, stacked = fals
   };
   const drawing = svg("svg", {
     viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", class: "plot", role: "img",
-    "aria-label": `${label}, last values: ${series.map((each) => `${each.name} ${lastText(each, text)}`).join(", ")}`,
+    "aria-label": `${label}, now: ${readOut(series, endS, text)}`,
   });
   for (const [index, each] of series.entries()) {
     for (const run of runs(each.points, bases[index])) {
       drawing.append(...(stacked ? [band(run, each.kind, place)] : line(run, each.kind, place)));
     }
   }
-  return el("figure", { class: "chart" },
+  const remark = el("span", {}, top === null ? `top ${text(upper)}` : "");
+  const figure = el("figure", { class: "chart" },
     drawing,
-    el("figcaption", {},
-      el("span", {}, ago(lengthS)),
-      el("span", {}, top === null ? `top ${text(upper)}` : ""),
-      el("span", {}, "now")));
+    el("figcaption", {}, el("span", {}, ago(lengthS)), remark, el("span", {}, "now")));
+  followPointer(figure, drawing, label, (at) => {
+    const timeS = endS - lengthS * (1 - at);
+    remark.textContent = `${ago(endS - timeS)}: ${readOut(series, timeS, text)}`;
+  });
+  return figure;
 }
 
-function lastText(series, text) {
-  return text(series.points.at(-1)?.value ?? null);
+/** Where the pointer is: on the chart of that label, `at` as a share of its width. */
+let pointed = null;
+
+/** Mark the place under the pointer and `tell` it, also on the chart that replaces this one. */
+function followPointer(figure, drawing, label, tell) {
+  const cursor = svg("line", { class: "cursor", y1: 0, y2: HEIGHT, x1: -9, x2: -9 });
+  drawing.append(cursor);
+  const mark = () => {
+    cursor.setAttribute("x1", WIDTH * pointed.at);
+    cursor.setAttribute("x2", WIDTH * pointed.at);
+    tell(pointed.at);
+  };
+  figure.addEventListener("pointermove", (event) => {
+    const { left, width } = drawing.getBoundingClientRect();
+    pointed = { label, at: Math.min(1, Math.max(0, (event.clientX - left) / width)) };
+    mark();
+  });
+  figure.addEventListener("pointerleave", () => {
+    pointed = null;
+  });
+  if (pointed?.label === label) mark();
+}
+
+/** The values next to a time, with their names. */
+function readOut(series, timeS, text) {
+  return series.map(({ name, points }) => {
+    const nearest = points.reduce(
+      (best, point) =>
+        Math.abs(point.timeS - timeS) < Math.abs((best?.timeS ?? Infinity) - timeS) ? point : best,
+      null);
+    return `${name} ${text(nearest?.value ?? null)}`;
+  }).join(", ");
 }
 
 /** Where each band begins: on the sum of the bands before it. */

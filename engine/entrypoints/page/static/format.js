@@ -1,6 +1,7 @@
 // Numbers as text. Every function takes null for "not known" and gives a dash.
 
 const UNKNOWN = "\u2013";
+const GAP = "\u00a0"; // between a number and its unit, which stay on one line
 
 function rounded(value, digits) {
   return value.toLocaleString("en-US", {
@@ -26,7 +27,7 @@ export function count(value) {
 export function short(value) {
   if (value === null) return UNKNOWN;
   for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
-    if (value >= size) return `${number(value / (unit === "k" ? 1e3 : size))} ${unit}`;
+    if (value >= size) return `${number(value / (unit === "k" ? 1e3 : size))}${GAP}${unit}`;
   }
   return number(value);
 }
@@ -43,30 +44,30 @@ const inUnit = (value, unit) => number(unit === 0 ? Math.round(value) : value / 
 export function bytes(value) {
   if (value === null) return UNKNOWN;
   const unit = byteUnit(value);
-  return `${inUnit(value, unit)} ${BYTE_UNITS[unit]}`;
+  return `${inUnit(value, unit)}${GAP}${BYTE_UNITS[unit]}`;
 }
 
 /** So many bytes of so many, in one unit. */
 export function bytesOf(part, whole) {
   const unit = byteUnit(whole);
-  return `${inUnit(part, unit)} of ${inUnit(whole, unit)} ${BYTE_UNITS[unit]}`;
+  return `${inUnit(part, unit)} of ${inUnit(whole, unit)}${GAP}${BYTE_UNITS[unit]}`;
 }
 
 /** A share in [0, 1] as percent. */
 export function percent(value) {
   if (value === null) return UNKNOWN;
-  return `${rounded(100 * value, value > 0 && value < 0.9995 ? 1 : 0)} %`;
+  return `${rounded(100 * value, value > 0 && value < 0.9995 ? 1 : 0)}${GAP}%`;
 }
 
 /** Seconds in the unit that suits them. */
 export function seconds(value) {
   if (value === null) return UNKNOWN;
-  if (value < 0.001) return `${number(Math.round(value * 1e6))} \u00b5s`;
-  if (value < 1) return `${number(value * 1e3)} ms`;
-  if (value < 120) return `${number(value)} s`;
-  if (value < 7200) return `${rounded(value / 60, 0)} min`;
-  if (value < 172800) return `${rounded(value / 3600, 0)} h`;
-  return `${rounded(value / 86400, 0)} d`;
+  if (value < 0.001) return `${number(Math.round(value * 1e6))}${GAP}\u00b5s`;
+  if (value < 1) return `${number(value * 1e3)}${GAP}ms`;
+  if (value < 120) return `${number(value)}${GAP}s`;
+  if (value < 7200) return `${rounded(value / 60, 0)}${GAP}min`;
+  if (value < 172800) return `${rounded(value / 3600, 0)}${GAP}h`;
+  return `${rounded(value / 86400, 0)}${GAP}d`;
 }
 
 /** How long ago, in whole units. */

@@ -31,6 +31,7 @@ const poller = new Poller(ask, Number(byId("interval").value));
 let status = null; // the last answer of /v1/status
 let model = null; // metadata of the loaded model
 let answeredMs = null; // when the numbers below were true, on the clock of performance.now()
+let answeredAt = null; // the same as a Date
 let failure = null; // why the last question failed
 let restartedAt = null; // Date of the restart that was last noticed
 
@@ -41,6 +42,7 @@ async function ask() {
   try {
     const known = await get("v1/metrics.json");
     answeredMs = performance.now();
+    answeredAt = new Date();
     if (samples.add(known, answeredMs / 1000)) {
       restartedAt = new Date();
       model = null;
@@ -97,13 +99,13 @@ function showHealth() {
     byId("phase").textContent = failure.status === 0 ? "unreachable" : "not ready";
     byId("phase").dataset.phase = "bad";
   }
-  const old = failure?.status === 0 && ageS !== null
-    ? ` The numbers below are ${seconds(Math.floor(ageS))} old.` : "";
+  // The time, not the age: a text that changes every second would be read aloud every second.
+  const old = failure?.status === 0 && answeredAt !== null
+    ? ` The numbers below are of ${answeredAt.toLocaleTimeString()}.` : "";
   say(byId("trouble"), isFailing ? `${failure.body.error}. It is asked again.${old}` : "");
   const isShown = restartedAt !== null && Date.now() - restartedAt < 1000 * chosenWindowS();
   say(byId("restart"), isShown
-    ? `The server was restarted about ${restartedAt.toLocaleTimeString()}: its counters began anew, ` +
-      "and the state of all users was lost."
+    ? `The server was restarted about ${restartedAt.toLocaleTimeString()}: its counters began anew.`
     : "");
 }
 

@@ -86,7 +86,7 @@ function finite(value) {
 export function drawOutcomes(body, { span, recently }) {
   const rows = [
     ...events(span, "requests_total", ({ outcome }) => outcome !== "ok" && outcome, ({ task }) => task),
-    ...events(span, "deadline_drops_total", ({ stage }) => `deadline passed: ${stage}`),
+    ...events(span, "deadline_drops_total", ({ stage }) => `late: ${stage}`),
     ...events(span, "http_requests_total", ({ status }) => Number(status) >= 400 && `HTTP ${status}`,
       ({ route }) => route),
     ...events(span, "copy_failures_total", () => "copies failed"),
