@@ -1,6 +1,6 @@
 // What came of a request: scores, where its history came from, what it cost, or the error.
 
-import { bar, byId, el, swatch, table } from "./dom.js";
+import { bar, byId, el, scrollable, swatch, table } from "./dom.js";
 import { count, percent, score, seconds } from "./format.js";
 import { share } from "./samples.js";
 
@@ -67,13 +67,13 @@ export class AnswerPanel {
       scoreBar(row.scores[0], low, high),
       ...row.scores.map(score),
       el("button", {
-        type: "button", class: "quiet small", "aria-label": `Append item ${row.item} to the history`,
+        type: "button", class: "quiet small",
+        "aria-label": `Append item ${row.item} to the history`,
         on: { click: () => this.#onAppend(String(row.item)) },
       }, "append"),
     ]);
     return el("div", {},
-      el("div", { class: "scroll scores", tabindex: "0", role: "region", "aria-label": "Scores" },
-        table("Scores, best first", columns, shown)),
+      scrollable("Scores", table("Scores, best first", columns, shown), "scores"),
       rows.length > MAX_ROWS
         ? el("p", { class: "note" }, `The best ${MAX_ROWS} of ${count(rows.length)} are shown.`)
         : null);
@@ -106,9 +106,10 @@ function summary(numScores, usage, roundTripS) {
 }
 
 function usageBar(usage, hasLegend = true) {
-  const parts = SOURCES.map((kind) => ({
-    kind, tokens: usage[`${kind}_tokens`], share: share(usage[`${kind}_tokens`], usage.history_length) ?? 0,
-  }));
+  const parts = SOURCES.map((kind) => {
+    const tokens = usage[`${kind}_tokens`];
+    return { kind, tokens, share: share(tokens, usage.history_length) ?? 0 };
+  });
   const text = parts.map(({ kind, tokens }) => `${kind} ${count(tokens)}`).join(", ");
   return el("div", { class: "usage" },
     bar(`History tokens: ${text}`, parts),

@@ -8,7 +8,7 @@ export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name === "on") {
-      for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
+      for (const [event, act] of Object.entries(value)) element.addEventListener(event, act);
     } else if (name === "style") {
       for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
     } else if (value !== null && value !== false) {
@@ -49,6 +49,12 @@ export function table(caption, columns, rows) {
     el("thead", {}, el("tr", {}, columns.map((column) => cell("th", column, column.title)))),
     el("tbody", {}, rows.map((row) =>
       el("tr", {}, row.map((content, index) => cell("td", columns[index], content))))));
+}
+
+/** A region that scrolls by itself, with the keyboard too. */
+export function scrollable(label, content, kind = "") {
+  const attributes = { tabindex: "0", role: "region", "aria-label": label };
+  return el("div", { class: `scroll ${kind}`, ...attributes }, content);
 }
 
 /** A large number with its name above and a remark below. */

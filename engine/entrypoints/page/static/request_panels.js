@@ -9,13 +9,15 @@ import { quantile, share } from "./samples.js";
 const TASKS = ["rank", "retrieve", "prefetch"];
 const WAITS = ["waiting", "running"];
 
+const ANSWERED = "request_seconds";
 const TIMES = [
-  { name: "request", metric: "request_seconds", title: "Admission to answer" },
+  { name: "request", metric: ANSWERED, title: "Admission to answer" },
   { name: "queue", metric: "queue_seconds", title: "Admission to first piece" },
   { name: "copy wait", metric: "onload_wait_seconds", title: "Waiting for copies, per step" },
   { name: "step", metric: "step_seconds", title: "Device time of a step" },
 ];
 const QUANTILES = [["p50", 0.5], ["p90", 0.9], ["p99", 0.99]];
+const CHARTED = [QUANTILES[0], QUANTILES[2]];
 
 export function drawLoad(body, { samples, windowS, span, range }) {
   const total = requestRate(span);
@@ -24,7 +26,9 @@ export function drawLoad(body, { samples, windowS, span, range }) {
     el("div", { class: "figures" },
       figure("a second", number(total)),
       ...WAITS.map((name) => figure(name, count(span.last.value(`requests_${name}`))))),
-    legend(tasks.map((task) => ({ kind: task, name: task, text: number(requestRate(span, task)) }))),
+    legend(tasks.map((task) => ({
+      kind: task, name: task, text: number(requestRate(span, task)),
+    }))),
     chart("Requests a second",
       tasks.map((task) => ({
         name: task, kind: task, points: samples.rate(windowS, (each) => requestRate(each, task)),
@@ -44,8 +48,11 @@ function hasAsked(span, task) {
 
 /** Requests a second that reached the core, of one task or of all; null without a time between. */
 function requestRate(span, task = null) {
-  const rises = span.rises("requests_total").filter(({ labels }) => task === null || labels.task === task);
-  return span.lengthS > 0 ? rises.reduce((sum, { rise }) => sum + rise, 0) / span.lengthS : null;
+  if (span.lengthS === 0) return null;
+  const rise = span.rises("requests_total")
+    .filter(({ labels }) => task === null || labels.task === task)
+    .reduce((sum, each) => sum + each.rise, 0);
+  return rise / span.lengthS;
 }
 
 function legend(entries) {
@@ -59,23 +66,24 @@ export function drawLatency(body, { samples, windowS, span, recently, range }) {
     const observed = span.histogram(metric);
     return [
       el("span", { title }, name),
-      ...QUANTILES.map(([, q]) => atMost(quantile(observed, q), observed.edges)),
+      ...QUANTILES.map(([, q]) => upTo(quantile(observed, q), observed.edges)),
     ];
   });
-  const answered = span.histogram("request_seconds").counts.reduce((sum, each) => sum + each, 0);
+  const answered = span.histogram(ANSWERED).counts.reduce((sum, each) => sum + each, 0);
   body.replaceChildren(
     table(`Latency, ${recently}`, columns, rows),
     el("p", { class: "note" }, `${count(answered)} answers in the ${recently}`),
-    legend([{ kind: "p50", name: "p50", text: "" }, { kind: "p99", name: "p99 of request", text: "" }]),
+    legend(CHARTED.map(([name]) => ({ kind: name, name: `${name} of request`, text: "" }))),
     chart("Request latency",
-      [["p50", 0.5], ["p99", 0.99]].map(([name, q]) => ({
-        name, kind: name,
-        points: samples.rate(windowS, (each) => finite(quantile(each.histogram("request_seconds"), q))),
+      CHARTED.map(([name, q]) => ({
+        name,
+        kind: name,
+        points: samples.rate(windowS, (each) => finite(quantile(each.histogram(ANSWERED), q))),
       })),
       { ...range, text: seconds }));
 }
 
-function atMost(value, edges) {
+function upTo(value, edges) {
   return value === Infinity ? `> ${seconds(edges.at(-1))}` : seconds(value);
 }
 
@@ -85,10 +93,11 @@ function finite(value) {
 
 export function drawOutcomes(body, { span, recently }) {
   const rows = [
-    ...events(span, "requests_total", ({ outcome }) => outcome !== "ok" && outcome, ({ task }) => task),
+    ...events(span, "requests_total",
+      ({ outcome }) => outcome !== "ok" && outcome, ({ task }) => task),
     ...events(span, "deadline_drops_total", ({ stage }) => `late: ${stage}`),
-    ...events(span, "http_requests_total", ({ status }) => Number(status) >= 400 && `HTTP ${status}`,
-      ({ route }) => route),
+    ...events(span, "http_requests_total",
+      ({ status }) => Number(status) >= 400 && `HTTP ${status}`, ({ route }) => route),
     ...events(span, "copy_failures_total", () => "copies failed"),
     ...events(span, "invalidations_total", ({ reason }) => `states cut: ${reason}`),
     ...events(span, "offload_skipped_total", () => "offloads skipped"),
@@ -138,15 +147,14 @@ export function drawVersions(card, { status }) {
   card.hidden = versions.length < 2;
   if (card.hidden) return;
   const whole = versions.reduce((sum, each) => sum + (each.share ?? 0), 0);
-  const columns = [{ title: "version" }, { title: "" }, { title: "share", numeric: true }, { title: "" }];
+  const titles = ["version", "", "share", ""];
+  const columns = titles.map((title) => ({ title, numeric: title === "share" }));
   card.querySelector(".body").replaceChildren(
     table("Weights versions", columns, versions.map((each) => {
       const part = share(each.share ?? 0, whole);
-      return [
-        each.version,
-        each.active ? "active" : "",
-        part === null ? "" : percent(part),
-        part === null ? "" : bar(`${each.version}: ${percent(part)}`, [{ kind: "device", share: part }]),
-      ];
+      const known = [each.version, each.active ? "active" : ""];
+      if (part === null) return [...known, "", ""];
+      const label = `${each.version}: ${percent(part)}`;
+      return [...known, percent(part), bar(label, [{ kind: "device", share: part }])];
     })));
 }

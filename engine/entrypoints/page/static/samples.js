@@ -8,7 +8,7 @@ const MIN_CHART_S = 30;
 
 const keyOf = (name, labels) => `${name} ${Object.values(labels).join(" ")}`;
 
-/** All metrics at one time. `epoch` grows when the server was restarted: its counters began anew. */
+/** All metrics at one time. `epoch` grows with each restart: the counters began anew. */
 class Snapshot {
   constructor(timeS, epoch, samples) {
     this.timeS = timeS;

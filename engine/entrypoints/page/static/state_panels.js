@@ -12,15 +12,18 @@ import { bytes, bytesOf, count, number, percent, seconds, short } from "./format
 import { share } from "./samples.js";
 
 const TIERS = [
-  { tier: "device", unit: "pages", used: "device_pages_used", total: "device_pages_total", size: "page_size" },
-  { tier: "host", unit: "chunks", used: "host_chunks_used", total: "host_chunks_total", size: "chunk_size" },
+  { tier: "device", unit: "pages", size: "page_size" },
+  { tier: "host", unit: "chunks", size: "chunk_size" },
 ];
 
+const hits = (tier) => (span) => span.rise("hit_tokens_total", { tier });
 const SOURCES = [
-  { kind: "device", name: "device", rise: (span) => span.rise("hit_tokens_total", { tier: "device" }) },
-  { kind: "host", name: "host", rise: (span) => span.rise("hit_tokens_total", { tier: "host" }) },
-  { kind: "computed", name: "computed", rise: (span) => span.rise("computed_tokens_total") },
+  { kind: "device", rise: hits("device") },
+  { kind: "host", rise: hits("host") },
+  { kind: "computed", rise: (span) => span.rise("computed_tokens_total") },
 ];
+
+const ALL_TOKENS = "history_tokens_total"; // of which those are the parts
 
 const DIRECTIONS = [
   { direction: "onload", meaning: "host to device" },
@@ -31,9 +34,10 @@ export function drawTiers(body, view) {
   body.replaceChildren(...TIERS.map((each) => tierColumn(each, view)));
 }
 
-function tierColumn({ tier, unit, used, total, size }, { samples, windowS, range, model }) {
+function tierColumn({ tier, unit, size }, { samples, windowS, range, model }) {
   const latest = samples.latest;
-  const [inUse, all] = [latest.value(used), latest.value(total)];
+  const used = `${tier}_${unit}_used`;
+  const [inUse, all] = [latest.value(used), latest.value(`${tier}_${unit}_total`)];
   const filled = share(inUse, all);
   const users = latest.value("users_resident", { tier });
   return el("div", { class: "tier", "data-tier": tier },
@@ -66,25 +70,26 @@ export function drawHits(body, { samples, windowS, span, recently, range }) {
     sourcesRow(recently, "recent", span),
     sourcesRow("since start", "ever", ever),
     chart("Shares of history tokens",
-      SOURCES.map(({ kind, name, rise }) => ({
-        name, kind,
-        points: samples.rate(windowS, (each) => share(rise(each), each.rise("history_tokens_total"))),
+      SOURCES.map(({ kind, rise }) => ({
+        name: kind,
+        kind,
+        points: samples.rate(windowS, (each) => share(rise(each), each.rise(ALL_TOKENS))),
       })),
       { ...range, top: 1, stacked: true, text: percent }));
 }
 
 function sourcesRow(title, when, span) {
-  const whole = span.rise("history_tokens_total");
-  const parts = SOURCES.map(({ kind, name, rise }) => ({ kind, name, share: share(rise(span), whole) }));
-  const text = parts.map((part) => `${part.name} ${percent(part.share)}`).join(", ");
+  const whole = span.rise(ALL_TOKENS);
+  const parts = SOURCES.map(({ kind, rise }) => ({ kind, share: share(rise(span), whole) }));
+  const text = parts.map((part) => `${part.kind} ${percent(part.share)}`).join(", ");
   return el("div", { class: "sources", "data-when": when },
     el("div", { class: "heading" },
       el("h3", {}, title),
       el("span", { class: "note" }, `${short(whole)} history tokens`)),
     bar(`${title}: ${text}`, parts),
     el("ul", { class: "legend" }, parts.map((part) =>
-      el("li", { "data-source": part.name },
-        swatch(part.kind), `${part.name} `, el("strong", {}, percent(part.share))))));
+      el("li", { "data-source": part.kind },
+        swatch(part.kind), `${part.kind} `, el("strong", {}, percent(part.share))))));
 }
 
 export function drawCopies(body, { samples, windowS, span, recently, range }) {
@@ -93,14 +98,16 @@ export function drawCopies(body, { samples, windowS, span, recently, range }) {
   const ever = share(
     span.last.value("onload_hidden_seconds_total"), span.last.value("onload_seconds_total"),
   );
+  const remark = ever === null
+    ? "no onload yet"
+    : `${percent(ever)} since start; ${seconds(onload)} of onloads in the ${recently}`;
   body.replaceChildren(
-    figure("Onload time that nothing waited for", percent(hidden),
-      ever === null ? "no onload yet" : `${percent(ever)} since start; ${seconds(onload)} of onloads in the ${recently}`),
+    figure("Onload time that nothing waited for", percent(hidden), remark),
     el("dl", { class: "facts" }, DIRECTIONS.map(({ direction, meaning }) => {
       const flying = span.last.value("copies_in_flight", { direction });
       return el("div", {},
         el("dt", { title: meaning }, swatch(direction), direction),
-        el("dd", {}, `${bytesPerSecond(span.rate("copy_bytes_total", { direction }))}`),
+        el("dd", {}, bytesPerSecond(span.rate("copy_bytes_total", { direction }))),
         el("dd", { class: "note" }, `${number(flying)} in flight`));
     })),
     chart("Bytes copied a second",

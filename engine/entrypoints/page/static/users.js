@@ -1,6 +1,6 @@
 // The users whose state is kept, by tier: asked for less often than the numbers, and by hand.
 
-import { bar, byId, el, table } from "./dom.js";
+import { bar, byId, el, scrollable, table } from "./dom.js";
 import { ago, count } from "./format.js";
 import { get } from "./server.js";
 
@@ -54,7 +54,8 @@ export class UsersPanel {
       this.#body.replaceChildren(el("p", { class: "note" }, "No user has state in this tier."));
       return;
     }
-    const longest = Math.max(1, ...users.map((user) => Math.max(user.device_tokens, user.host_tokens)));
+    const lengths = users.flatMap((user) => [user.device_tokens, user.host_tokens]);
+    const longest = Math.max(1, ...lengths);
     const rows = users.map((user) => [
       user.user_id,
       user.namespace,
@@ -67,8 +68,7 @@ export class UsersPanel {
       ago(user.last_used_s_ago),
     ]);
     const scrolled = this.#body.querySelector(".scroll");
-    const list = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Users" },
-      table("Users by residency", COLUMNS, rows));
+    const list = scrollable("Users", table("Users by residency", COLUMNS, rows));
     const { scrollTop = 0, scrollLeft = 0 } = scrolled ?? {};
     const hadFocus = scrolled !== null && scrolled === document.activeElement;
     this.#body.replaceChildren(
