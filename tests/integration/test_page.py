@@ -337,7 +337,7 @@ def test_page_survives_a_restart_and_says_so(page: Page, tmp_path: Path) -> None
     with ServerProcess(tmp_path, *flags, fake=True) as first:
         visit(page, first.until_ready())
     expect(page.locator("#phase")).to_have_text("unreachable")
-    expect(page.locator("#trouble")).to_contain_text("the server cannot be reached")
+    expect(page.locator("#trouble")).to_contain_text("The server cannot be reached.")
     with ServerProcess(tmp_path, *flags, fake=True) as second:
         second.until_ready()
         expect(page.locator("#phase")).to_have_text("serving")

@@ -102,11 +102,16 @@ function showHealth() {
   // The time, not the age: a text that changes every second would be read aloud every second.
   const old = failure?.status === 0 && answeredAt !== null
     ? ` The numbers below are of ${answeredAt.toLocaleTimeString()}.` : "";
-  say(byId("trouble"), isFailing ? `${failure.body.error}. It is asked again.${old}` : "");
+  say(byId("trouble"), isFailing ? `${sentence(failure.body.error)} Trying again.${old}` : "");
   const isShown = restartedAt !== null && Date.now() - restartedAt < 1000 * chosenWindowS();
   say(byId("restart"), isShown
     ? `The server was restarted about ${restartedAt.toLocaleTimeString()}: its counters began anew.`
     : "");
+}
+
+/** A server's error begins with a small letter and ends without a full stop. */
+function sentence(text) {
+  return `${text[0].toUpperCase()}${text.slice(1)}.`;
 }
 
 function askForKey() {
