@@ -6,26 +6,26 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.attention_backends.base import AttentionBackend
 from engine.attention_backends.registry import attention_spec, create_backend
 from engine.block_manager.manager import BlockManager
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.core_parts import CoreParts, TraceEvent
+from engine.core_parts import CoreParts, ServedModel, TraceEvent, describe_served
 from engine.errors import ConfigError
 from engine.metrics import Metrics
+from engine.model_loading import BackgroundLoader
 from engine.models.base import Model, ModelSpec
 from engine.models.linear import BitwiseReport, check_bitwise
 from engine.models.loader import load_model_dir
 from engine.models.random_weights import builtin_model
-from engine.models.reuse import derive_reuse
 from engine.platforms.cpu import DeviceExecutor, HostArena, InlineExecutor, KvPools, Wake
 from engine.runner.runner import Runner
 from engine.transfer.jobs import CopyEngine
 from engine.transfer.native import NativeCopyEngine
 from engine.transfer.select import make_copy_engine
-from engine.types import ModelInfo
 
 _logger = logging.getLogger(__name__)
 
@@ -57,32 +57,77 @@ def load_model(path: str | None) -> Model:
     return load_model_dir(path)
 
 
+class ModelServer:
+    """Makes what runs a model, for every version that shares the pools."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        pools: KvPools,
+        copies: CopyEngine,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._pools = pools
+        self._copies = copies
+        self._clock = clock
+
+    def serve(self, model: Model, *, is_random: bool = False) -> ServedModel:
+        """The model with a backend and a runner of its own.
+
+        Raises ConfigError when it cannot be served exactly or by that backend."""
+        config, spec = self._config, model.spec
+        _check_budgets(config, spec)
+        attention = config.attention
+        backend = create_backend(
+            attention.backend, attention_spec(spec, config.cache.page_size), attention.options
+        )
+        info = describe_served(
+            model,
+            config,
+            backend=backend.name,
+            exactness=_exactness(model, backend),
+            token_bytes=self._pools.page_bytes * spec.num_layers // config.cache.page_size,
+            is_random=is_random,
+        )
+        _logger.info(
+            "weights %s: reuse mode %s: %s; exactness %s",
+            info.weights_version, info.reuse.value, info.reuse_reason, info.exactness,
+        )  # fmt: skip
+        runner = Runner(model, backend, self._pools, self._copies, self._clock)
+        return ServedModel(model=model, info=info, runner=runner)
+
+
 def build_core(
-    model: Model, config: EngineConfig, hooks: Hooks | None = None, *, is_random: bool = False
+    model: Model,
+    config: EngineConfig,
+    hooks: Hooks | None = None,
+    *,
+    is_random: bool = False,
+    weights_root: Path | None = None,
 ) -> EngineCore:
     """A core around a loaded model: pools, arena, workers, backend, scheduler.
 
+    weights_root: where other versions may be loaded from, unless the configuration says it.
     Raises ConfigError when the model cannot be served exactly, a budget cannot hold one row chain,
     or memory is short."""
     hooks = hooks or Hooks()
     spec, cache = model.spec, config.cache
-    reuse, reason = derive_reuse(spec)
-    _check_budgets(config, spec)
-    backend = create_backend(
-        config.attention.backend, attention_spec(spec, cache.page_size), config.attention.options
-    )
-    exactness = _exactness(model, backend)
-    _logger.info("reuse mode %s: %s; exactness %s", reuse.value, reason, exactness)
     scratch_pages = -(-config.scheduler.max_uncut_tokens // cache.page_size)
     pools = KvPools(spec, cache.page_size, cache.device_pages, scratch_pages, cache.poison)
     host_bytes = cache.host_bytes if cache.tiers == "tiered" else 0
     arena = HostArena.within(host_bytes, pools, cache.chunk_size)
     wake, metrics = Wake(), Metrics()
     copies = make_copy_engine(config.transfer.workers, pools, arena, wake, hooks.clock)
-    _tell_sizes(config, pools, arena, copies)
     if hooks.wrap_copies is not None:
         copies = hooks.wrap_copies(copies)
-    bytes_per_page = pools.page_bytes * spec.num_layers
+    server = ModelServer(config, pools, copies, hooks.clock)
+    try:
+        served = server.serve(model, is_random=is_random)
+    except BaseException:
+        copies.close()
+        raise
+    _tell_sizes(config, pools, arena, copies)
     manager = BlockManager(
         num_pages=cache.device_pages,
         page_size=cache.page_size,
@@ -91,34 +136,18 @@ def build_core(
         copies=copies,
         metrics=metrics,
         eviction_policy=cache.eviction_policy,
-        page_bytes_all_layers=bytes_per_page,
+        page_bytes_all_layers=pools.page_bytes * spec.num_layers,
         clock=hooks.clock,
         on_pages_freed=pools.poison_pages if cache.poison else None,
     )
     executor_type = DeviceExecutor if hooks.uses_device_thread else InlineExecutor
+    if config.weights.weights_root is not None:
+        weights_root = Path(config.weights.weights_root)
     parts = CoreParts(
         config=config,
-        model=model,
-        info=ModelInfo(
-            name=spec.name,
-            weights_version=spec.weights_version,
-            dtype=spec.dtype,
-            tasks=spec.tasks,
-            max_history_tokens=spec.max_history_tokens,
-            max_batch_tokens=config.scheduler.max_batch_tokens,
-            reuse=reuse,
-            reuse_reason=reason,
-            backend=backend.name,
-            exactness=exactness,
-            cache_tiers=cache.tiers,
-            page_size=cache.page_size,
-            chunk_size=cache.chunk_size,
-            token_bytes=bytes_per_page // cache.page_size,
-            is_random=is_random,
-            **model.describe()._asdict(),
-        ),
+        served=served,
+        loader=BackgroundLoader(weights_root, server.serve, wake),
         manager=manager,
-        runner=Runner(model, backend, pools, copies, hooks.clock),
         copies=copies,
         executor=executor_type(wake, config.threads),
         wake=wake,
@@ -133,7 +162,8 @@ def core_from_model_dir(
     path: str | None, config: EngineConfig, hooks: Hooks | None = None
 ) -> EngineCore:
     """`build_core` around the model directory at `path` (None: the built-in random model)."""
-    return build_core(load_model(path), config, hooks, is_random=path is None)
+    root = None if path is None else Path(path).resolve().parent
+    return build_core(load_model(path), config, hooks, is_random=path is None, weights_root=root)
 
 
 def _exactness(model: Model, backend: AttentionBackend) -> str:

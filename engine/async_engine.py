@@ -13,16 +13,42 @@ from __future__ import annotations
 import os
 import time
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, TypeVar
 
 import msgspec
 
+from engine.commands import (
+    ActivateWeights,
+    CacheReset,
+    Command,
+    DescribeUser,
+    ForgetUser,
+    Forgotten,
+    ListUsers,
+    ListWeights,
+    LoadCatalogue,
+    LoadWeights,
+    QueryStats,
+    RefreshPolicy,
+    ResetCache,
+    RetireWeights,
+    ServedWeights,
+    Statistics,
+    UserList,
+    UserStatus,
+    VersionActivated,
+    VersionRetired,
+    WeightsList,
+    WeightsStatus,
+)
 from engine.config import EngineConfig
 from engine.core_client import CoreClient, Phase
 from engine.core_launch import CORE_MODULE
 from engine.errors import EngineError, from_record
 from engine.request_builder import ArrayLike, FeaturesLike, build_request, text, user_id_text
-from engine.types import CacheMode, CoreStats, Forgotten, ModelInfo, Request, Response, Task
+from engine.types import CacheMode, CoreStats, ModelInfo, Request, Response, Task
+
+T = TypeVar("T")
 
 
 class AsyncEngine:
@@ -108,8 +134,13 @@ class AsyncEngine:
 
     @property
     def info(self) -> ModelInfo:
-        """The loaded model. Raises EngineDead before the core is ready."""
-        return self._client.info
+        """The model with the active weights. Raises EngineDead before the core is ready."""
+        return self._client.served.info
+
+    @property
+    def served(self) -> ServedWeights:
+        """The weights versions that requests may name. Raises EngineDead as `info` does."""
+        return self._client.served
 
     @property
     def phase(self) -> Phase:
@@ -161,7 +192,10 @@ class AsyncEngine:
         priority: int = 0,
         cache: CacheMode | str = CacheMode.USE,
         history_start: int = 0,
+        base_length: int = 0,
+        base_fingerprint: str = "",
         ignore_extra: bool = False,
+        weights_version: str | None = None,
         request_id: str | None = None,
     ) -> Response:
         """Scores of the candidates, float32 [num_candidates, num_tasks]; see `build_request`."""
@@ -180,7 +214,10 @@ class AsyncEngine:
                 priority=priority,
                 cache=cache,
                 history_start=history_start,
+                base_length=base_length,
+                base_fingerprint=base_fingerprint,
                 ignore_extra=ignore_extra,
+                weights_version=weights_version,
                 request_id=request_id,
             )
         )
@@ -200,7 +237,10 @@ class AsyncEngine:
         priority: int = 0,
         cache: CacheMode | str = CacheMode.USE,
         history_start: int = 0,
+        base_length: int = 0,
+        base_fingerprint: str = "",
         ignore_extra: bool = False,
+        weights_version: str | None = None,
         request_id: str | None = None,
     ) -> Response:
         """The best `top_k` items of the catalogue and their scores; see `build_request`."""
@@ -219,7 +259,10 @@ class AsyncEngine:
                 priority=priority,
                 cache=cache,
                 history_start=history_start,
+                base_length=base_length,
+                base_fingerprint=base_fingerprint,
                 ignore_extra=ignore_extra,
+                weights_version=weights_version,
                 request_id=request_id,
             )
         )
@@ -235,7 +278,10 @@ class AsyncEngine:
         deadline_ms: float | None = None,
         priority: int = 0,
         history_start: int = 0,
+        base_length: int = 0,
+        base_fingerprint: str = "",
         ignore_extra: bool = False,
+        weights_version: str | None = None,
         request_id: str | None = None,
     ) -> Response:
         """Compute and keep a history; without one, bring a known state to the device."""
@@ -250,7 +296,10 @@ class AsyncEngine:
                 deadline_ms=deadline_ms,
                 priority=priority,
                 history_start=history_start,
+                base_length=base_length,
+                base_fingerprint=base_fingerprint,
                 ignore_extra=ignore_extra,
+                weights_version=weights_version,
                 request_id=request_id,
             )
         )
@@ -263,10 +312,76 @@ class AsyncEngine:
         assert outcome.response is not None
         return msgspec.structs.replace(outcome.response, request_id=request.request_id)
 
+    # Control: users, the cache, weights
+
     async def forget(self, user_id: str | int, namespace: str = "") -> Forgotten:
         """Remove a user's state from all tiers; it is gone when this returns."""
-        return await self._client.forget(text(namespace, "namespace"), user_id_text(user_id))
+        if not self.is_ready:
+            raise self.refusal()
+        command = ForgetUser(namespace=text(namespace, "namespace"), user_id=user_id_text(user_id))
+        return await self._run(command, Forgotten)
+
+    async def user(self, user_id: str | int, namespace: str = "") -> UserStatus:
+        """What is known about a user, under each weights version."""
+        command = DescribeUser(
+            namespace=text(namespace, "namespace"), user_id=user_id_text(user_id)
+        )
+        return await self._run(command, UserStatus)
+
+    async def users(
+        self, limit: int = 100, tier: Literal["device", "host"] | None = None
+    ) -> UserList:
+        """The states of the users seen last, at most `limit`."""
+        return await self._run(ListUsers(limit=limit, tier=tier), UserList)
+
+    async def reset_cache(self) -> CacheReset:
+        """Remove the state of all users; it is gone when this returns."""
+        return await self._run(ResetCache(), CacheReset)
+
+    async def weights(self) -> WeightsList:
+        """The loaded weights versions."""
+        return await self._run(ListWeights(), WeightsList)
+
+    async def load_weights(
+        self,
+        path: str | os.PathLike[str],
+        version: str | None = None,
+        *,
+        share: float | None = None,
+        canary: float | None = None,
+    ) -> WeightsStatus:
+        """Load other weights of the model beside the running ones; see `commands.LoadWeights`.
+
+        Raises ConfigError for a directory that cannot be served beside the running version.
+        """
+        command = LoadWeights(path=os.fspath(path), version=version, share=share, canary=canary)
+        return await self._run(command, WeightsStatus)
+
+    async def activate_weights(
+        self, version: str, *, policy: RefreshPolicy = "lazy", budget_s: float = 30.0
+    ) -> VersionActivated:
+        """Let requests that name no version take this one; see `commands.RefreshPolicy`."""
+        command = ActivateWeights(version=version, policy=policy, budget_s=budget_s)
+        return await self._run(command, VersionActivated)
+
+    async def retire_weights(
+        self, version: str, *, mode: Literal["wait", "fail"] = "wait"
+    ) -> VersionRetired:
+        """Take a version out of service; it is gone when this returns."""
+        return await self._run(RetireWeights(version=version, mode=mode), VersionRetired)
+
+    async def load_catalogue(
+        self, path: str | os.PathLike[str], version: str | None = None
+    ) -> WeightsStatus:
+        """Replace the item table by one that only adds rows; user state stays valid."""
+        command = LoadCatalogue(path=os.fspath(path), version=version)
+        return await self._run(command, WeightsStatus)
 
     async def stats(self) -> CoreStats:
         """The core's metrics as of now."""
-        return await self._client.stats()
+        return (await self._run(QueryStats(), Statistics)).stats
+
+    async def _run(self, command: Command, result_type: type[T]) -> T:
+        result = await self._client.run(command)
+        assert isinstance(result, result_type)
+        return result

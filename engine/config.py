@@ -125,6 +125,38 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     options: dict[str, Any] = {}
 
 
+class WeightsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How weights versions live beside each other.
+
+    Attributes:
+        weights_root: Folder that versions may be loaded from, with its subfolders; null means the
+            folder that holds the model directory the engine started with.
+        max_weights_versions: Versions loaded at a time.
+        weights_share: Share of both pools for a newly loaded version, while others are alive.
+        canary_share: Share of users whose requests take a newly loaded version before it is active.
+        refresh_users: Users whose last history is kept, so that they can be computed under new
+            weights before those become active; 0 keeps none.
+    """
+
+    weights_root: str | None = None
+    max_weights_versions: int = 2
+    weights_share: float = 0.5
+    canary_share: float = 0.0
+    refresh_users: int = 0
+
+    def __post_init__(self) -> None:
+        require(
+            self.max_weights_versions >= 1,
+            f"max_weights_versions is {self.max_weights_versions}: give at least 1",
+        )
+        require(
+            0 < self.weights_share < 1,
+            f"weights_share is {self.weights_share}: give more than 0 and less than 1",
+        )
+        require(0 <= self.canary_share <= 1, f"canary_share is {self.canary_share}: give 0 to 1")
+        require(self.refresh_users >= 0, f"refresh_users is {self.refresh_users}: give 0 or more")
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything the engine can be told.
 
@@ -133,6 +165,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         scheduler: Steps and queues.
         transfer: Copies between tiers.
         attention: Attention backend.
+        weights: Weights versions.
         threads: Threads of one device step; 0 leaves torch's choice.
         check_invariants: Check the bookkeeping whenever the engine is idle (debug).
     """
@@ -141,6 +174,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scheduler: SchedulerConfig = SchedulerConfig()
     transfer: TransferConfig = TransferConfig()
     attention: AttentionConfig = AttentionConfig()
+    weights: WeightsConfig = WeightsConfig()
     threads: int = 0
     check_invariants: bool = False
 

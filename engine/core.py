@@ -1,9 +1,9 @@
 """EngineCore: one plain object that owns every mutable thing.
 
-    inbox  submit, cancel, forget
+    inbox  submit, cancel, run (commands)
     step   collect finished copies and the finished step; launch the next step; answer and commit
            the finished one; plan the step after and start its onloads
-    outbox exactly one Outcome per submitted request, one ForgetDone per forget
+    outbox exactly one Outcome per submitted request, one Reply per command
 
     core      plan N+1, start onload N+1 | launch N+1, commit N, plan N+2 ...
     device    run N                      | run N+1
@@ -16,11 +16,14 @@ step plan it was given; copy workers only see jobs.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from engine.block_manager.reservation import ForgetTicket, PoolUsage
+from engine.block_manager.reservation import PoolUsage
 from engine.block_manager.user_state import UserKey, UserView
+from engine.commands import Command, CoreMessage, ServedWeights
+from engine.controls import Controls
 from engine.core_parts import CoreParts, TraceEvent
 from engine.errors import (
     Cancelled,
@@ -35,20 +38,15 @@ from engine.meter import Meter
 from engine.runner.step import PieceResult, PieceWork, StepResult
 from engine.scheduler.admission import Admission
 from engine.scheduler.answers import Answers
-from engine.scheduler.cost import CostModel
 from engine.scheduler.life import Event, State
 from engine.scheduler.pieces import Piece, StepPlan
 from engine.scheduler.queue import RequestQueue
-from engine.scheduler.request import ScheduledRequest, User
+from engine.scheduler.request import ScheduledRequest
 from engine.scheduler.scheduler import Scheduler
 from engine.transfer.jobs import CopyJob, CopyProgress
-from engine.types import (
-    CoreStats,
-    ForgetDone,
-    Forgotten,
-    Outcome,
-    Request,
-)
+from engine.types import CoreStats, ModelInfo, Outcome, Request
+from engine.weights.changes import WeightsChanges
+from engine.weights.versions import Versions
 
 _logger = logging.getLogger(__name__)
 
@@ -62,48 +60,42 @@ class EngineCore:
 
     def __init__(self, parts: CoreParts) -> None:
         config = parts.config
-        self.info = parts.info
         self.wake = parts.wake
         self.metrics = parts.metrics
         self.config = config
         self._parts = parts
         self._config = config
-        self._model = parts.model
-        self._spec = parts.model.spec
         self._manager = parts.manager
         self._clock = parts.clock
         self._queue = RequestQueue(config.scheduler)
-        self._cost = CostModel(self._spec)
+        self._versions = Versions(parts.served, parts.metrics)
+        spec = parts.served.model.spec
         self._scheduler = Scheduler(
             config.scheduler,
-            self._spec,
             parts.manager,
             self._queue,
-            self._cost,
+            bytes_per_token=spec.bytes_per_token_layer * spec.num_layers,
             max_onload_bytes=config.transfer.max_onload_bytes,
         )
-        self._admission = Admission(
-            config,
-            parts.model,
-            parts.info.reuse,
-            parts.manager,
-            self._queue,
-            self._cost,
-            parts.metrics,
-            parts.clock,
-        )
-        self._answers = Answers(self._spec, parts.info.reuse, config.cache.page_size, parts.metrics)
+        self._admission = Admission(config, parts.manager, self._queue, parts.metrics, parts.clock)
+        self._answers = Answers(parts.metrics)
         self._live: dict[str, ScheduledRequest] = {}
-        self._outbox: list[Outcome | ForgetDone] = []
+        self._outbox: list[CoreMessage] = []
         self._running: StepPlan | None = None
         self._upcoming: StepPlan | None = None
         self._moves: list[Piece] = []
-        self._forgets: list[tuple[str, ForgetTicket]] = []
         self._num_steps = 0
         self._refusal: EngineError | None = None
         self._has_news = True
         self._meter = Meter(parts.metrics, parts.clock)
-        parts.metrics.set("weights_version_info", 1, self._spec.weights_version)
+        self._own: dict[str, Callable[[Outcome], None]] = {}
+        self._changes = WeightsChanges(
+            self, config.weights, self._versions, parts.manager, parts.loader, parts.metrics,
+            parts.clock,
+        )  # fmt: skip
+        self._controls = Controls(
+            self, parts.manager, self._versions, self._changes, self._outbox, parts.clock
+        )
 
     # Inbox
 
@@ -119,31 +111,41 @@ class EngineCore:
                     f"request_id {request.request_id!r} is in use by an unfinished request: "
                     "send another"
                 )
-            entry = self._admission.admit(request, self._meter.seconds_to_answer(len(self._queue)))
+            version = self._versions.bind(request).served
+            retry_after_s = self._meter.seconds_to_answer(len(self._queue))
+            entry = self._admission.admit(request, version, retry_after_s)
         except EngineError as error:
             self._emit_error(request, error)
             return
+        self._changes.histories.note(request)
+        self._yield_to(entry)
         self._live[request.request_id] = entry
+        version.num_bound += 1
         self._queue.admit(entry)
         self._has_news = True
+
+    def _yield_to(self, entry: ScheduledRequest) -> None:
+        """A client's request does not stand in line behind the engine's own for the same user."""
+        for other in self._queue.unfinished_of(entry.line):
+            if other.request.request_id in self._own and other.state is State.WAITING:
+                self.give_up(other, Cancelled("a request of the same user came"))
+
+    def submit_own(self, request: Request, listener: Callable[[Outcome], None]) -> None:
+        """Submit a request that no client sent; the listener is told its outcome."""
+        self._own[request.request_id] = listener
+        self.submit(request)
 
     def cancel(self, request_id: str) -> None:
         """Give a request up. Its outcome (`Cancelled`) is in the outbox when this returns; an
         unknown or finished id is ignored. Rows that are being computed for it are kept."""
         entry = self._live.get(request_id)
         if entry is not None:
-            self._give_up(entry, Cancelled(f"request {request_id!r} was cancelled"))
+            self.give_up(entry, Cancelled(f"request {request_id!r} was cancelled"))
 
-    def forget(self, namespace: str, user_id: str, ticket: str) -> None:
-        """Remove a user's state in every tier and weights version.
-
-        Requests queued earlier run uncached. `ForgetDone(ticket)` comes when no step and no copy
-        can touch the bytes any more."""
-        for entry in self._queue.unfinished_of(User(namespace, user_id)):
-            if entry.prepared is not None and entry.scratch_reason is None:
-                entry.leave_state()
+    def run(self, ticket: str, command: Command) -> None:
+        """Carry out a command. Its Reply comes when it is done, which may be later."""
+        self._controls.run(ticket, command)
         self._has_news = True
-        self._forgets.append((ticket, self._manager.forget((namespace, user_id))))
 
     def drain(self) -> None:
         """Refuse new requests from now on; `is_idle` tells when the admitted ones are done."""
@@ -153,22 +155,36 @@ class EngineCore:
         """Answer every unfinished request with the error. New ones are refused with it too."""
         self._refusal = error
         for entry in list(self._live.values()):
-            self._give_up(entry, error)
-        for ticket, _ in self._forgets:
-            self._outbox.append(ForgetDone(ticket=ticket, forgotten=Forgotten()))
-        self._forgets.clear()
+            self.give_up(entry, error)
+        self._controls.abort(error)
+
+    def unfinished(self) -> Iterable[ScheduledRequest]:
+        """All admitted requests that have not ended, in the order of their coming."""
+        return list(self._live.values())
 
     # Outbox
 
-    def take_outbox(self) -> list[Outcome | ForgetDone]:
+    def take_outbox(self) -> list[CoreMessage]:
         """Everything that came out since the last call."""
-        outbox, self._outbox = self._outbox, []
-        return outbox
+        taken = self._outbox.copy()
+        self._outbox.clear()
+        return taken
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model with the active weights."""
+        return self._versions.active.info
+
+    @property
+    def served(self) -> ServedWeights:
+        """The weights versions that requests may name."""
+        return self._versions.served
 
     @property
     def is_idle(self) -> bool:
-        """No request, step, move or forget is unfinished (copies to the host may still run)."""
-        return not (self._live or self._running or self._upcoming or self._moves or self._forgets)
+        """No request, step, move or command is unfinished (copies to the host may still run)."""
+        is_busy = self._live or self._running or self._upcoming or self._moves
+        return not is_busy and self._controls.is_idle
 
     @property
     def is_quiet(self) -> bool:
@@ -176,8 +192,8 @@ class EngineCore:
         return self.is_idle and self._manager.usage().num_copies == 0
 
     def user(self, namespace: str, user_id: str) -> UserView | None:
-        """What is known about a user's state; None when there is none."""
-        return self._manager.user(UserKey(namespace, user_id, self._spec.weights_version))
+        """What is known about a user's state under the active weights; None: nothing."""
+        return self._manager.user(UserKey(namespace, user_id, self._versions.active.name))
 
     def usage(self) -> PoolUsage:
         """Pages, chunks, users and copies at this moment."""
@@ -206,7 +222,7 @@ class EngineCore:
         if self._running is None or self._config.scheduler.look_ahead:
             has_progress |= self._plan()
         has_progress |= self._launch()
-        has_progress |= self._settle_forgets()
+        has_progress |= self._controls.poll()
         if self._config.check_invariants and not has_progress:
             self.check_invariants()
         return has_progress
@@ -218,6 +234,7 @@ class EngineCore:
     def close(self) -> None:
         """Stop the device thread and the copy workers. Unfinished requests are answered first."""
         self.abort(EngineDead("the engine was closed"))
+        self._parts.loader.close()
         self._parts.executor.close()
         self._parts.copies.close()
 
@@ -251,6 +268,10 @@ class EngineCore:
         for entry in planned.settled:
             self._queue.take(entry)
             self._answer(entry, Event.ANSWER)
+        for entry in planned.unfit:
+            self._leave_cache(entry)
+        for entry, error in planned.refused:
+            self.give_up(entry, error)
         for piece in planned.moves:
             self._moves.append(piece)
             piece.entry.fire(Event.LAUNCH)
@@ -259,7 +280,21 @@ class EngineCore:
         for piece in planned.moves + planned.added:
             self._start_onload(piece, now_s, planned.step.number)
         self._finish_moves()
-        return bool(planned.settled or planned.moves or planned.added)
+        return bool(
+            planned.settled or planned.unfit or planned.refused or planned.moves or planned.added
+        )
+
+    def _leave_cache(self, entry: ScheduledRequest) -> None:
+        """It was admitted when its version had a larger share of the pool: now it must run outside
+        the cache, if that is allowed at all."""
+        self._queue.take(entry)
+        entry.leave_cache("never_fits")
+        self._queue.put(entry)
+        self._has_news = True
+        try:
+            self._admission.check_outside(entry)
+        except EngineError as error:
+            self.give_up(entry, error)
 
     def _start_onload(self, piece: Piece, now_s: float, step_number: int) -> None:
         job = _onload(piece)
@@ -287,7 +322,7 @@ class EngineCore:
             piece.entry.fire(Event.LAUNCH)
         works = [self._work(piece) for piece in step.pieces]
         copy_deadline_s = self._clock() + self._config.transfer.copy_timeout_s
-        runner = self._parts.runner
+        runner = self._versions.runner_of(step.version)
         self._running = step
         self._num_steps += 1
         self._trace("launch", step.number)
@@ -373,7 +408,9 @@ class EngineCore:
         self._trace("run_end", step.number)
         onloads = [job for piece in step.pieces if (job := _onload(piece)) is not None]
         self._meter.step_ended(step, result, onloads)
-        self._cost.observe(step.num_rows, step.num_pairs, result.run_s - result.onload_wait_s)
+        step.version.cost.observe(
+            step.num_rows, step.num_pairs, result.run_s - result.onload_wait_s
+        )
         for piece, part in zip(step.pieces, result.pieces, strict=True):
             if not part.copy_failed:
                 _merge(piece, part)
@@ -413,25 +450,6 @@ class EngineCore:
         self._has_news = True
         self._queue.put(entry)
 
-    def _settle_forgets(self) -> bool:
-        open_forgets = []
-        for ticket, forgetting in self._forgets:
-            if forgetting.is_done():
-                self._outbox.append(
-                    ForgetDone(
-                        ticket=ticket,
-                        forgotten=Forgotten(
-                            device_tokens=forgetting.device_tokens,
-                            host_tokens=forgetting.host_tokens,
-                        ),
-                    )
-                )
-            else:
-                open_forgets.append((ticket, forgetting))
-        has_progress = len(open_forgets) < len(self._forgets)
-        self._forgets = open_forgets
-        return has_progress
-
     # Ends of requests
 
     def _expire(self) -> bool:
@@ -443,11 +461,11 @@ class EngineCore:
 
     def _drop_late(self, entry: ScheduledRequest, stage: str) -> None:
         self.metrics.add("deadline_drops_total", 1, stage)
-        self._give_up(
+        self.give_up(
             entry, DeadlineExceeded(f"the deadline passed before the request ran (in {stage})")
         )
 
-    def _give_up(self, entry: ScheduledRequest, error: EngineError) -> None:
+    def give_up(self, entry: ScheduledRequest, error: EngineError) -> None:
         """Answer with an error; pages held by a step are let go when the step ends."""
         if entry.state is State.ABANDONED or entry.is_answered:
             return
@@ -470,12 +488,13 @@ class EngineCore:
         self._has_news = True
         self._queue.finish(entry)
         del self._live[entry.request.request_id]
+        entry.version.num_bound -= 1
         if entry.is_transient:
             self._manager.drop(entry.key)
 
     def _emit_error(self, request: Request, error: EngineError) -> None:
         self.metrics.add("requests_total", 1, request.task.value, error.code)
-        self._outbox.append(Outcome(request_id=request.request_id, error=to_record(error)))
+        self._emit(Outcome(request_id=request.request_id, error=to_record(error)))
 
     def _emit_response(self, entry: ScheduledRequest) -> None:
         entry.is_answered = True
@@ -485,8 +504,15 @@ class EngineCore:
             resident_tokens = 0 if view is None else view.device_len
         now_s = self._clock()
         response = self._answers.response(entry, resident_tokens, now_s)
-        self._outbox.append(Outcome(request_id=response.request_id, response=response))
+        self._emit(Outcome(request_id=response.request_id, response=response))
         self._meter.answered(entry.admitted_s, now_s)
+
+    def _emit(self, outcome: Outcome) -> None:
+        listener = self._own.pop(outcome.request_id, None)
+        if listener is None:
+            self._outbox.append(outcome)
+        else:
+            listener(outcome)
 
     def _trace(self, kind: str, step_number: int) -> None:
         if self._parts.observer is not None:

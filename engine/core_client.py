@@ -17,32 +17,32 @@ from typing import TypeVar, cast
 
 import msgspec
 
+from engine.commands import Command, Reply, Result, ServedWeights, Statistics
 from engine.config import EngineConfig
 from engine.core_launch import LaunchedCore, launch_core
 from engine.errors import Draining, EngineDead, EngineError, Overloaded, TooLarge, from_record
 from engine.ipc import (
     Cancel,
+    Done,
     Drain,
     Drained,
     Fatal,
-    Forget,
-    Forgot,
     FrameError,
     FrameSplitter,
     Heartbeat,
     Outcomes,
     Ready,
+    Run,
     Shutdown,
     Start,
-    StatsQuery,
-    StatsReply,
     Submit,
     ToCore,
     ToFront,
+    WeightsChanged,
     to_frame,
     to_front_decoder,
 )
-from engine.types import CoreStats, ForgetDone, Forgotten, ModelInfo, Outcome, Request
+from engine.types import CoreStats, Outcome, Request
 
 MAX_UNSENT_BYTES = 1 << 28
 """Bytes that may wait for a core that does not read; beyond it requests are refused."""
@@ -110,14 +110,13 @@ class CoreClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._core: LaunchedCore | None = None
         self._connection = _Connection(self)
-        self._info: ModelInfo | None = None
+        self._served: ServedWeights | None = None
         self._cause: EngineError | None = None
         self._is_ending = False
         self._numbers = itertools.count(1)
         self._requests: dict[str, asyncio.Future[Outcome]] = {}
-        self._forgets: dict[str, asyncio.Future[ForgetDone]] = {}
-        self._queries: dict[str, asyncio.Future[CoreStats]] = {}
-        self._starts: dict[str, asyncio.Future[ModelInfo]] = {}
+        self._commands: dict[str, asyncio.Future[Reply]] = {}
+        self._starts: dict[str, asyncio.Future[ServedWeights]] = {}
         self._drained = asyncio.Event()
         self._gone = asyncio.Event()
 
@@ -138,7 +137,7 @@ class CoreClient:
         try:
             await self._loop.create_unix_connection(lambda: self._connection, sock=self._core.sock)
             message = Start(model_dir=model_dir, config=config)
-            self._info = await self._ask(to_frame(message), self._starts, "start")
+            self._served = await self._ask(to_frame(message), self._starts, "start")
         except BaseException:
             if self.phase is Phase.STARTING:
                 self.phase = Phase.STOPPED
@@ -216,11 +215,11 @@ class CoreClient:
     # State
 
     @property
-    def info(self) -> ModelInfo:
-        """The loaded model. Raises EngineDead before the core is ready."""
-        if self._info is None:
+    def served(self) -> ServedWeights:
+        """The versions that requests may name. Raises EngineDead before the core is ready."""
+        if self._served is None:
             raise self.refusal()
-        return self._info
+        return self._served
 
     @property
     def pid(self) -> int | None:
@@ -267,19 +266,19 @@ class CoreClient:
             self._send(Cancel(request_id=core_id))
             raise
 
-    async def forget(self, namespace: str, user_id: str) -> Forgotten:
-        """Remove a user's state; returns when nothing can touch it any more."""
-        self._check_serves()
-        ticket = f"f{next(self._numbers)}"
-        message = Forget(namespace=namespace, user_id=user_id, ticket=ticket)
-        return (await self._ask(to_frame(message), self._forgets, ticket)).forgotten
+    async def run(self, command: Command) -> Result:
+        """What a command gives. Raises the EngineError that it ended with.
 
-    async def stats(self) -> CoreStats:
-        """The core's metrics as of now."""
+        The core goes on with a command whose caller is cancelled."""
         if self.phase not in (Phase.SERVING, Phase.DRAINING):
             raise self.refusal()
-        ticket = f"s{next(self._numbers)}"
-        return await self._ask(to_frame(StatsQuery(ticket=ticket)), self._queries, ticket)
+        ticket = f"c{next(self._numbers)}"
+        frame = to_frame(Run(ticket=ticket, command=command))
+        reply = await self._ask(frame, self._commands, ticket)
+        if reply.error is not None:
+            raise from_record(reply.error)
+        assert reply.result is not None
+        return reply.result
 
     def _check_serves(self) -> None:
         if self.phase is not Phase.SERVING:
@@ -311,14 +310,15 @@ class CoreClient:
             case Heartbeat(sent_s=sent_s, stats=stats):
                 self.heartbeat_s = sent_s
                 self.last_stats = stats
-            case StatsReply(ticket=ticket, stats=stats):
-                self.last_stats = stats
-                _resolve(self._queries, ticket, stats)
-            case Forgot(done=done):
-                _resolve(self._forgets, done.ticket, done)
-            case Ready(info=info):
+            case Done(reply=reply):
+                if isinstance(reply.result, Statistics):
+                    self.last_stats = reply.result.stats
+                _resolve(self._commands, reply.ticket, reply)
+            case WeightsChanged(weights=weights):
+                self._served = weights
+            case Ready(weights=weights):
                 self.heartbeat_s = time.monotonic()
-                _resolve(self._starts, "start", info)
+                _resolve(self._starts, "start", weights)
             case Drained():
                 self._drained.set()
             case Fatal(error=error):
@@ -351,7 +351,7 @@ class CoreClient:
         return EngineDead("the core has ended" if self._cause is None else self._cause.message)
 
     def _fail_pending(self, error: EngineError) -> None:
-        for table in (self._requests, self._forgets, self._queries, self._starts):
+        for table in (self._requests, self._commands, self._starts):
             for future in table.values():
                 if not future.done():
                     future.set_exception(type(error)(error.message))

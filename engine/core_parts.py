@@ -13,6 +13,7 @@ from engine.block_manager.manager import BlockManager
 from engine.config import EngineConfig
 from engine.metrics import Metrics
 from engine.models.base import Model
+from engine.models.reuse import derive_reuse
 from engine.runner.step import PieceWork, StepResult
 from engine.transfer.jobs import CopyEngine
 from engine.types import ModelInfo
@@ -24,6 +25,40 @@ class StepRunner(Protocol):
     def run(
         self, works: list[PieceWork], *, scratch: bool, copy_deadline_s: float
     ) -> StepResult: ...
+
+
+def describe_served(
+    model: Model,
+    config: EngineConfig,
+    *,
+    backend: str,
+    exactness: str,
+    token_bytes: int,
+    is_random: bool = False,
+) -> ModelInfo:
+    """What clients may know of a model that this configuration serves.
+
+    Raises ConfigError when its state cannot be reused exactly."""
+    spec = model.spec
+    reuse, reason = derive_reuse(spec)
+    return ModelInfo(
+        name=spec.name,
+        weights_version=spec.weights_version,
+        dtype=spec.dtype,
+        tasks=spec.tasks,
+        max_history_tokens=spec.max_history_tokens,
+        max_batch_tokens=config.scheduler.max_batch_tokens,
+        reuse=reuse,
+        reuse_reason=reason,
+        backend=backend,
+        exactness=exactness,
+        cache_tiers=config.cache.tiers,
+        page_size=config.cache.page_size,
+        chunk_size=config.cache.chunk_size,
+        token_bytes=token_bytes,
+        is_random=is_random,
+        **model.describe()._asdict(),
+    )
 
 
 class CompletedStep(Protocol):
@@ -51,6 +86,8 @@ class Waker(Protocol):
 
     def clear(self) -> None: ...
 
+    def set(self) -> None: ...
+
     def wait(self, timeout_s: float) -> bool: ...
 
 
@@ -63,14 +100,48 @@ class TraceEvent(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
+class ServedModel:
+    """A loaded model with what runs it; `info` names its weights version.
+
+    Attributes:
+        load_s, warm_up_s: Seconds that reading it and its first steps took.
+    """
+
+    model: Model
+    info: ModelInfo
+    runner: StepRunner
+    load_s: float = 0.0
+    warm_up_s: float = 0.0
+
+
+class ModelLoader(Protocol):
+    """Loads models in the background, one at a time.
+
+    What `load` and `grow` return gives the model once it is there, None before, and raises
+    ConfigError if it cannot be served.
+    """
+
+    def load(
+        self, path: str, version: str | None, beside: Model
+    ) -> Callable[[], ServedModel | None]:
+        """The model directory at `path`, to be served beside a model with the same K/V layout and
+        the same inputs; `version` None takes the name in the directory. Raises ConfigError."""
+
+    def grow(self, path: str, model: Model) -> Callable[[], ServedModel | None]:
+        """The model with the larger item table of the directory at `path`. Raises ConfigError."""
+
+    def close(self) -> None:
+        """Wait for a load that is under way; its result is dropped."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class CoreParts:
     """What a core is put together from; tests put fakes in."""
 
     config: EngineConfig
-    model: Model
-    info: ModelInfo
+    served: ServedModel
+    loader: ModelLoader
     manager: BlockManager
-    runner: StepRunner
     copies: CopyEngine
     executor: StepExecutor
     wake: Waker

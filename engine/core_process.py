@@ -24,27 +24,27 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from engine.commands import Command, CoreMessage, Reply, ServedWeights
 from engine.config import EngineConfig
 from engine.errors import Draining, EngineDead, EngineError, InvariantError, to_record
 from engine.ipc import (
     Cancel,
     CoreSocket,
+    Done,
     Drain,
     Drained,
     Fatal,
-    Forget,
-    Forgot,
     Heartbeat,
     Outcomes,
     Ready,
+    Run,
     Shutdown,
     Start,
-    StatsQuery,
-    StatsReply,
     Submit,
     ToCore,
+    WeightsChanged,
 )
-from engine.types import CoreStats, ForgetDone, ModelInfo, Outcome, Request
+from engine.types import CoreStats, Outcome, Request
 
 HEARTBEAT_S = 0.2
 EXIT_START_FAILED = 1
@@ -69,7 +69,7 @@ class CoreFace(Protocol):
     """What the loop needs of `EngineCore`; see there."""
 
     @property
-    def info(self) -> ModelInfo: ...
+    def served(self) -> ServedWeights: ...
 
     @property
     def wake(self) -> WakeFace: ...
@@ -81,9 +81,9 @@ class CoreFace(Protocol):
 
     def cancel(self, request_id: str) -> None: ...
 
-    def forget(self, namespace: str, user_id: str, ticket: str) -> None: ...
+    def run(self, ticket: str, command: Command) -> None: ...
 
-    def take_outbox(self) -> list[Outcome | ForgetDone]: ...
+    def take_outbox(self) -> list[CoreMessage]: ...
 
     def step(self) -> bool: ...
 
@@ -126,7 +126,7 @@ class CoreLoop:
     def run(self) -> int:
         """Serve until told to shut down; the exit status of the process."""
         try:
-            self._socket.send(Ready(info=self._core.info))
+            self._socket.send(Ready(weights=self._core.served))
             while not self._is_over:
                 for message in self._arrived:
                     self._receive(message)
@@ -174,10 +174,8 @@ class CoreLoop:
                 self._core.submit(request)
             case Cancel(request_id=request_id):
                 self._core.cancel(request_id)
-            case Forget(namespace=namespace, user_id=user_id, ticket=ticket):
-                self._core.forget(namespace, user_id, ticket)
-            case StatsQuery(ticket=ticket):
-                self._socket.send(StatsReply(ticket=ticket, stats=self._core.stats()))
+            case Run(ticket=ticket, command=command):
+                self._core.run(ticket, command)
             case Drain():
                 self._is_draining = True
                 self._core.drain()
@@ -188,11 +186,14 @@ class CoreLoop:
 
     def _send_outbox(self) -> None:
         outcomes: list[Outcome] = []
-        for sent in self._core.take_outbox():
-            if isinstance(sent, Outcome):
-                outcomes.append(sent)
-            else:
-                self._socket.send(Forgot(done=sent))
+        for message in self._core.take_outbox():
+            match message:
+                case Outcome():
+                    outcomes.append(message)
+                case Reply():
+                    self._socket.send(Done(reply=message))
+                case ServedWeights():
+                    self._socket.send(WeightsChanged(weights=message))
         if outcomes:
             self._socket.send(Outcomes(outcomes=outcomes))
         if self._is_draining and not self._has_told_drained and self._core.is_idle:

@@ -12,14 +12,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from engine.assembly import Hooks, core_from_model_dir
+from engine.commands import Command, CoreMessage, ForgetUser, Forgotten, Reply, Result
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineDead, EngineError, InvalidRequest, from_record
 from engine.request_builder import FeaturesLike, build_request, text, user_id_text
 from engine.types import (
     CoreStats,
-    ForgetDone,
-    Forgotten,
     ModelInfo,
     Outcome,
     Request,
@@ -35,7 +34,7 @@ class Engine:
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
-        self._num_forgets = 0
+        self._num_commands = 0
         limits = core.config.scheduler
         self._max_open = min(limits.max_queue_requests, limits.max_queue_requests_per_user)
 
@@ -85,13 +84,23 @@ class Engine:
 
     def forget(self, user_id: str | int, namespace: str = "") -> Forgotten:
         """Remove a user's state in every tier; what it removed, once nothing can touch it."""
-        self._num_forgets += 1
-        ticket = f"forget-{self._num_forgets}"
-        self.core.forget(text(namespace, "namespace"), user_id_text(user_id), ticket)
+        command = ForgetUser(namespace=text(namespace, "namespace"), user_id=user_id_text(user_id))
+        result = self.command(command)
+        assert isinstance(result, Forgotten)
+        return result
+
+    def command(self, command: Command) -> Result:
+        """Carry out a command of `engine.commands`. Raises the EngineError that ended it."""
+        self._num_commands += 1
+        ticket = f"command-{self._num_commands}"
+        self.core.run(ticket, command)
         while True:
             for message in self._advance():
-                if isinstance(message, ForgetDone) and message.ticket == ticket:
-                    return message.forgotten
+                if isinstance(message, Reply) and message.ticket == ticket:
+                    if message.error is not None:
+                        raise from_record(message.error)
+                    assert message.result is not None
+                    return message.result
 
     def run(self, requests: Iterable[Request]) -> list[Outcome]:
         """All requests, batched as the scheduler sees fit; outcomes in the requests' order.
@@ -143,7 +152,7 @@ class Engine:
         assert outcome.response is not None
         return outcome.response
 
-    def _advance(self) -> list[Outcome | ForgetDone]:
+    def _advance(self) -> list[CoreMessage]:
         """Step until something comes out."""
         while True:
             ready = self.core.take_outbox()

@@ -1,7 +1,7 @@
 """Every error the engine raises on purpose.
 
     EngineError
-     |- ConfigError            start-up: a setting cannot work
+     |- ConfigError            400  config_error: a setting or a model directory cannot work
      |- RequestError           the caller's fault; ends that request only
      |   |- InvalidRequest     400  invalid_request
      |   |- UnknownModel       404  unknown_model
@@ -11,6 +11,7 @@
      |- Cancelled              499  cancelled
      |- EngineDead             503  engine_dead
      |   |- Draining           503  draining
+     |- WeightsRetired         503  weights_retired
      |- DeadlineExceeded       504  deadline_exceeded
      |- TransferError          500  internal: a copy failed; the engine turns it into a miss
      |- InvariantError         500  a bug in the engine
@@ -44,9 +45,10 @@ class EngineError(Exception):
 
 
 class ConfigError(EngineError):
-    """A setting, a model directory or a backend cannot work; raised before serving starts."""
+    """A setting, a model directory or a backend cannot work; raised before it is put to use."""
 
     code = "config_error"
+    status = 400
 
 
 class RequestError(EngineError):
@@ -121,6 +123,13 @@ class Draining(EngineDead):
     code = "draining"
 
 
+class WeightsRetired(EngineError):
+    """The weights version that the request was bound to has been retired: send it again."""
+
+    code = "weights_retired"
+    status = 503
+
+
 class DeadlineExceeded(EngineError):
     """The deadline passed, or cannot be met."""
 
@@ -142,7 +151,8 @@ class InvariantError(EngineError):
 
 _ALL: tuple[type[EngineError], ...] = (
     EngineError, ConfigError, RequestError, InvalidRequest, UnknownModel, HistoryNeeded, TooLarge,
-    Overloaded, Cancelled, EngineDead, Draining, DeadlineExceeded, TransferError, InvariantError,
+    Overloaded, Cancelled, EngineDead, Draining, WeightsRetired, DeadlineExceeded, TransferError,
+    InvariantError,
 )  # fmt: skip
 _BY_CODE = {error.code: error for error in _ALL}
 

@@ -15,9 +15,10 @@ from typing import TypeAlias
 
 import msgspec
 
+from engine.commands import Command, Reply, ServedWeights
 from engine.config import EngineConfig
 from engine.errors import ErrorRecord
-from engine.types import CoreStats, ForgetDone, ModelInfo, Outcome, Request, decoder, encode
+from engine.types import CoreStats, Outcome, Request, decoder, encode
 
 MAX_FRAME_BYTES = 1 << 30
 _READ_BYTES = 1 << 20
@@ -43,14 +44,11 @@ class Cancel(_Message, frozen=True, tag="cancel"):
     request_id: str
 
 
-class Forget(_Message, frozen=True, tag="forget"):
-    namespace: str
-    user_id: str
-    ticket: str
+class Run(_Message, frozen=True, tag="run"):
+    """A command; its `Done` has the same ticket."""
 
-
-class StatsQuery(_Message, frozen=True, tag="stats_query"):
     ticket: str
+    command: Command
 
 
 class Drain(_Message, frozen=True, tag="drain"):
@@ -62,20 +60,23 @@ class Shutdown(_Message, frozen=True, tag="shutdown"):
 
 
 class Ready(_Message, frozen=True, tag="ready"):
-    info: ModelInfo
+    """The core serves."""
+
+    weights: ServedWeights
+
+
+class WeightsChanged(_Message, frozen=True, tag="weights_changed"):
+    """Said before the reply to the command that changed them."""
+
+    weights: ServedWeights
 
 
 class Outcomes(_Message, frozen=True, tag="outcomes"):
     outcomes: list[Outcome]
 
 
-class Forgot(_Message, frozen=True, tag="forgot"):
-    done: ForgetDone
-
-
-class StatsReply(_Message, frozen=True, tag="stats_reply"):
-    ticket: str
-    stats: CoreStats
+class Done(_Message, frozen=True, tag="done"):
+    reply: Reply
 
 
 class Heartbeat(_Message, frozen=True, tag="heartbeat"):
@@ -95,8 +96,8 @@ class Fatal(_Message, frozen=True, tag="fatal"):
     error: ErrorRecord
 
 
-ToCore: TypeAlias = Start | Submit | Cancel | Forget | StatsQuery | Drain | Shutdown
-ToFront: TypeAlias = Ready | Outcomes | Forgot | StatsReply | Heartbeat | Drained | Fatal
+ToCore: TypeAlias = Start | Submit | Cancel | Run | Drain | Shutdown
+ToFront: TypeAlias = Ready | WeightsChanged | Outcomes | Done | Heartbeat | Drained | Fatal
 
 to_core_decoder: msgspec.msgpack.Decoder[ToCore] = decoder(ToCore)  # type: ignore[arg-type]
 to_front_decoder: msgspec.msgpack.Decoder[ToFront] = decoder(ToFront)  # type: ignore[arg-type]

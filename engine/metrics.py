@@ -44,7 +44,16 @@ METRICS: dict[str, MetricSpec] = {
     "copies_in_flight": MetricSpec(
         "gauge", "Transfers not yet finished.", ("direction",), (), _DIRECTIONS
     ),
-    "weights_version_info": MetricSpec("gauge", "1 for each loaded version.", ("version",)),
+    "weights_version_info": MetricSpec(
+        "gauge", "1 for each loaded version and the state it is in.", ("version", "state")
+    ),
+    "weights_changes_total": MetricSpec(
+        "counter",
+        "Weights versions that changed their state, and loads that failed.",
+        ("change",),
+        (),
+        (("loaded",), ("load_failed",), ("activated",), ("retired",), ("catalogue",)),
+    ),
     "requests_total": MetricSpec(
         "counter",
         "Requests that reached the core, by outcome: `ok` or the code of the error.",
@@ -81,7 +90,7 @@ METRICS: dict[str, MetricSpec] = {
         "User states cut or removed.",
         ("reason",),
         (),
-        (("diverged",), ("refreshed",), ("forgotten",)),
+        (("diverged",), ("refreshed",), ("forgotten",), ("retired",), ("reset",)),
     ),
     "prefetch_wasted_bytes_total": MetricSpec("counter", "Bytes onloaded and never used."),
     "scratch_runs_total": MetricSpec(
@@ -142,6 +151,11 @@ class Metrics:
         spec = METRICS[name]
         assert spec.kind == "gauge" and len(labels) == len(spec.labels), name
         self._values[name, labels] = value
+
+    def remove(self, name: str, *labels: str) -> None:
+        """Take a gauge's sample away: what it told of is no longer there."""
+        assert METRICS[name].kind == "gauge", name
+        self._values.pop((name, labels), None)
 
     def observe(self, name: str, value: float) -> None:
         """Add an observation to a histogram."""

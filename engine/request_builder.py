@@ -221,7 +221,10 @@ def build_request(
     priority: int = 0,
     cache: CacheMode | str = CacheMode.USE,
     history_start: int = 0,
+    base_length: int = 0,
+    base_fingerprint: str = "",
     ignore_extra: bool = False,
+    weights_version: str | None = None,
     request_id: str | None = None,
     arrival_s: float | None = None,
 ) -> Request:
@@ -239,8 +242,13 @@ def build_request(
         top_k: Retrieve: how many (10 when not given). Rank: also return the best k.
         deadline_ms: From `arrival_s`, which is now when not given (monotonic seconds).
         priority: Lower goes first, with ageing.
-        history_start: Absolute index of the first event given.
+        history_start: Absolute index of the first event given (of a delta request: of the whole
+            history that it extends).
+        base_length, base_fingerprint: A delta request: `history` holds only the events from
+            `base_length` on, and both are what an earlier answer gave. Ends with HistoryNeeded
+            when that history is not known any more.
         ignore_extra: Drop features that the model does not read instead of refusing them.
+        weights_version: One of the loaded versions; the active one when not given.
         request_id: Made up when not given.
     """
     arrival = time.monotonic() if arrival_s is None else arrival_s
@@ -254,6 +262,13 @@ def build_request(
         raise InvalidRequest(f"exclude_history goes with retrieve, this is {task.value}")
     if top_k is None and task is Task.RETRIEVE:
         top_k = 10
+    base_length = integer(base_length, "base_length", minimum=0)
+    base_fingerprint = text(base_fingerprint, "base_fingerprint")
+    if bool(base_length) != bool(base_fingerprint):
+        raise InvalidRequest(
+            f"base_length is {base_length} and base_fingerprint {base_fingerprint!r:.60}: a delta "
+            "request gives both as an earlier answer gave them, any other request neither"
+        )
     candidate_features = _events(candidates, "candidates")
     if candidate_features is not None and len(candidate_features["item"]) == 0:
         raise InvalidRequest("candidates is empty: give at least one item")
@@ -274,7 +289,12 @@ def build_request(
         priority=integer(priority, "priority"),
         cache=_cache_mode(cache),
         history_start=integer(history_start, "history_start", minimum=0),
+        base_length=base_length,
+        base_fingerprint=base_fingerprint,
         ignore_extra=boolean(ignore_extra, "ignore_extra"),
+        weights_version=(
+            None if weights_version is None else text(weights_version, "weights_version")
+        ),
     )
 
 

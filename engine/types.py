@@ -54,8 +54,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_unknow
     """One user's request.
 
     `history` holds the events oldest first; None only for a prefetch of a state that is already
-    known. `deadline_s` and `arrival_s` are monotonic seconds, which all processes of one machine
-    share. Values are checked by the core at admission (`InvalidRequest` names the field).
+    known. A delta request (`base_length` > 0) holds only the events from `base_length` on, at least
+    one; `base_fingerprint` is what an earlier answer gave with that base. `weights_version` None
+    takes the active one (or its canary). `deadline_s` and `arrival_s` are monotonic seconds, which
+    all processes of one machine share. Values are checked by the core at admission
+    (`InvalidRequest` names the field).
     """
 
     request_id: str
@@ -74,7 +77,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_unknow
     priority: int = 0
     cache: CacheMode = CacheMode.USE
     history_start: int = 0
+    base_length: int = 0
+    base_fingerprint: str = ""
     ignore_extra: bool = False
+    weights_version: str | None = None
+
+    @property
+    def is_delta(self) -> bool:
+        """Only the newest events are sent, to extend a state that is already known."""
+        return self.base_length > 0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,20 +131,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_unknow
     request_id: str
     response: Response | None = None
     error: ErrorRecord | None = None
-
-
-class Forgotten(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `forget` removed, in tokens per tier; complete when it is returned."""
-
-    device_tokens: int = 0
-    host_tokens: int = 0
-
-
-class ForgetDone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The end of a forget: no step and no copy can touch the bytes any more."""
-
-    ticket: str
-    forgotten: Forgotten
 
 
 class FeatureInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

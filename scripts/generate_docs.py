@@ -28,6 +28,7 @@ from engine.block_manager import user_state
 from engine.entrypoints import cli, metrics_export
 from engine.entrypoints.config import ServeConfig
 from engine.scheduler import life
+from engine.weights import life as weights_life
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -286,9 +287,10 @@ HTTP status is 200.
 The server itself also sends `not_found` (404, no such route), `method_not_allowed` (405) and
 `internal` (500, a fault of the server).
 
-`history_needed` belongs to delta requests, which are not served yet. `cancelled` is what a request
-ends with when its client leaves; nobody is there to read it. `transfer_error` does not leave the
-engine: a failed copy is a miss, and the rows are recomputed.
+`history_needed` ends a [delta request](concepts.md#delta-requests) whose base the engine does not
+hold any more: send the whole history, once. `cancelled` is what a request ends with when its client
+leaves; nobody is there to read it. `transfer_error` does not leave the engine: a failed copy is a
+miss, and the rows are recomputed.
 """
 
 
@@ -318,21 +320,27 @@ def _descendants(
 _STATE_MACHINES = """\
 # State machines
 
-There are two. Each is a table `(state, event) -> state` in one file, with one `fire()`. A pair that
-is not in the table is a bug and raises `InvariantError`, which names both. Both are owned by the
+Each is a table `(state, event) -> state` in one file, with one `fire()`. A pair that
+is not in the table is a bug and raises `InvariantError`, which names both. All are owned by the
 core's thread.
 """
 
 _INITIAL_AND_FINAL = {
     life: (life.State.WAITING, life.State.DONE),
     user_state: (user_state.Residency.ABSENT, user_state.Residency.ABSENT),
+    weights_life: (weights_life.State.STANDBY, weights_life.State.RETIRED),
+}
+_TITLES = {
+    life: "A request's life",
+    user_state: "A user's residency",
+    weights_life: "A weights version's life",
 }
 
 
 def state_machines() -> str:
     """A diagram of each transition table."""
     lines = _STATE_MACHINES.splitlines()
-    for title, module in (("A request's life", life), ("A user's residency", user_state)):
+    for module, title in _TITLES.items():
         path = f"{module.__name__.replace('.', '/')}.py"
         initial, final = _INITIAL_AND_FINAL[module]
         lines += ["", f"## {title}", "", *_prose(module), "", f"Table: `{path}`.", ""]

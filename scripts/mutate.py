@@ -102,8 +102,9 @@ FAULTS = [
     Fault(
         "forget_leaves_a_chunk",
         "engine/block_manager/tiers.py",
-        "        self.cut_host(state, 0)\n        self.settle(state)\n",
-        "        self.cut_host(state, self.layout.chunk_tokens)\n        self.settle(state)\n",
+        "            own_pages, own_chunks = state.empty()\n",
+        "            own_pages, own_chunks = state.empty()\n"
+        "            own_chunks = own_chunks[1:]\n",
         f"{EXACT}forgotten_user_starts_from_nothing",
     ),
     Fault(
@@ -117,7 +118,8 @@ FAULTS = [
         "reuse_a_page_while_a_copy_reads_it",
         "engine/block_manager/copies_in_flight.py",
         "        self._pages.retain(job.pages)\n",
-        "        self._pages.retain(job.pages)\n        self._pages.release(job.pages)\n",
+        "        self._pages.retain(job.pages)\n"
+        "        self._pages.release(job.pages, record.state.accounts.device)\n",
         f"{COPIES}pages_of_a_running_offload_are_not_reused_after_a_divergence",
     ),
     Fault(

@@ -5,7 +5,14 @@
 
 from engine.block_manager.fingerprint import HashChain
 from engine.block_manager.manager import BlockManager
-from engine.block_manager.reservation import ForgetTicket, Lookup, PoolUsage, Reservation
+from engine.block_manager.reports import UserSummary
+from engine.block_manager.reservation import (
+    ForgetTicket,
+    Lookup,
+    PoolUsage,
+    Reservation,
+    VersionUsage,
+)
 from engine.block_manager.user_state import UserKey, UserView
 
 __all__ = [
@@ -16,5 +23,7 @@ __all__ = [
     "PoolUsage",
     "Reservation",
     "UserKey",
+    "UserSummary",
     "UserView",
+    "VersionUsage",
 ]

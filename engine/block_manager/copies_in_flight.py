@@ -92,8 +92,9 @@ class CopiesInFlight:
         jobs.remove(job)
         if not jobs:
             del self._by_state[record.state]
-        self._pages.release(job.pages)
-        self._chunks.release(record.chunks)
+        accounts = record.state.accounts
+        self._pages.release(job.pages, accounts.device)
+        self._chunks.release(record.chunks, accounts.host)
 
     def cancel(self, job: CopyJob) -> bool:
         """Close a job that has not started. False: it has, and its end will be reported.

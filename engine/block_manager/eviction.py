@@ -1,8 +1,10 @@
-"""Which user gives up space first. One policy object per tier; strict LRU is built in.
+"""Which user gives up space first. One policy object a tier and weights version; LRU is built in.
 
 A plug-in registers a factory under the entry-point group `engine.eviction_policies`; it is called
-with its options once per tier. The policy only orders users: who may be taken at all (pins,
-copies in flight, protected users) and how much (pages from the tail) is the manager's.
+with its options once for each tier and weights version. The policy only orders the users of its
+version: who may be taken at all (pins, copies in flight, protected users, quotas), how much (pages
+from the tail), and which version is next (that of the next victim used least recently) is the
+manager's.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ Entry = TypeVar("Entry", bound=Hashable)
 
 
 class EvictionPolicy(ABC, Generic[Entry]):
-    """An order over the users of one tier. Owned by the loop thread."""
+    """An order over the users of one weights version in one tier. Owned by the loop thread."""
 
     @abstractmethod
     def touch(self, entry: Entry) -> None:
@@ -33,6 +35,10 @@ class EvictionPolicy(ABC, Generic[Entry]):
     @abstractmethod
     def victims(self) -> Iterator[Entry]:
         """Users, the first to give up space first. The order must not change meanwhile."""
+
+    def recent(self) -> Iterator[Entry]:
+        """The same users from the other end, for reports. Here O(users); an order may be lazy."""
+        return reversed(list(self.victims()))
 
     @abstractmethod
     def __contains__(self, entry: object) -> bool: ...
@@ -58,6 +64,9 @@ class Lru(EvictionPolicy[Entry]):
 
     def victims(self) -> Iterator[Entry]:
         return iter(self._order)
+
+    def recent(self) -> Iterator[Entry]:
+        return reversed(self._order)
 
     def __contains__(self, entry: object) -> bool:
         return entry in self._order

@@ -9,20 +9,53 @@ before it:
 so `h[i]` stands for the seed and the first `i * page_size` records, and two histories share a
 prefix of whole pages exactly as far as their hashes agree. A length inside a page is hashed the
 same way from the last boundary. A length match alone is never trusted.
+
+A delta request does not send the records below its *base*, a page boundary. Its chain is given the
+hash there and rolls on from it; what lies below is not known and never read. Such a chain matches a
+state only if the state has that very hash at that very boundary. On the wire a base is
+`BaseFingerprint`: the hash of the seed too, so that a delta with another profile or other weights
+is told apart.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from engine.errors import InvariantError
+from engine.errors import InvalidRequest, InvariantError
 from engine.types import Int64Array
 
 Uint64Array = NDArray[np.uint64]
+
+_BASE_TEXT = re.compile(r"[0-9a-f]{32}")
+
+
+class BaseFingerprint(NamedTuple):
+    """What a delta request must show of the history it extends.
+
+    seed: hash of the seed (contextual features, weights version). boundary: hash at the base.
+    """
+
+    seed: int
+    boundary: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The fingerprint that an answer gave. Raises InvalidRequest for any other text."""
+        if _BASE_TEXT.fullmatch(text) is None:
+            raise InvalidRequest(
+                f"base_fingerprint is {text!r:.60}: give the 32 hex digits of an earlier answer's "
+                "`fingerprint`"
+            )
+        return cls(int(text[:16], 16), int(text[16:], 16))
+
+    def __str__(self) -> str:
+        """32 hex digits."""
+        return f"{self.seed:016x}{self.boundary:016x}"
 
 
 class HashChain:
@@ -31,11 +64,14 @@ class HashChain:
     Attributes:
         length: L, records hashed.
         page_size: Records a page.
+        base_pages: Pages below the base of a delta request, whose records are not known; else 0.
         boundaries: uint64 [L // page_size]; entry i is the hash of the first (i + 1) * page_size
-            records. Not to be modified.
+            records. Entries below base_pages - 1 mean nothing. Not to be modified.
     """
 
-    __slots__ = ("_raw", "_row_bytes", "_start", "boundaries", "length", "page_size")
+    __slots__ = (
+        "_raw", "_row_bytes", "_start", "base_pages", "boundaries", "length", "page_size",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -46,8 +82,10 @@ class HashChain:
         raw: memoryview,
         row_bytes: int,
         start: int,
+        base_pages: int,
     ) -> None:
         self.length = length
+        self.base_pages = base_pages
         self.page_size = page_size
         self.boundaries = boundaries
         self._raw = raw
@@ -55,17 +93,28 @@ class HashChain:
         self._start = start
 
     @classmethod
-    def from_records(cls, records: Int64Array, seed: bytes, page_size: int) -> HashChain:
-        """Hash `records` int64 [L, W]. They are kept by reference and must not change."""
+    def from_records(
+        cls,
+        records: Int64Array,
+        seed: bytes,
+        page_size: int,
+        *,
+        base_pages: int = 0,
+        base_hash: int = 0,
+    ) -> HashChain:
+        """Hash `records` int64 [L, W]. They are kept by reference and must not change.
+
+        With `base_pages` the records below that boundary are not read: its hash is `base_hash`.
+        """
         rows = np.ascontiguousarray(records)
         length = len(rows)
         raw = rows.reshape(-1).view(np.uint8).data
         row_bytes = rows.itemsize * (rows.size // length) if length else 0
         start = xxh3_64_intdigest(seed)
         step = page_size * row_bytes
-        rolling = start
-        hashes = []
-        for begin in range(0, (length // page_size) * step, step or 1):
+        rolling = base_hash if base_pages else start
+        hashes = [base_hash] * base_pages
+        for begin in range(base_pages * step, (length // page_size) * step, step or 1):
             rolling = xxh3_64_intdigest(raw[begin : begin + step], rolling)
             hashes.append(rolling)
         return cls(
@@ -75,11 +124,22 @@ class HashChain:
             raw=raw,
             row_bytes=row_bytes,
             start=start,
+            base_pages=base_pages,
         )
 
+    @property
+    def base_len(self) -> int:
+        """Records that are not known: those below the base of a delta request."""
+        return self.base_pages * self.page_size
+
+    @property
+    def seed_hash(self) -> int:
+        """The hash of the seed alone."""
+        return self._start
+
     def at(self, length: int) -> int:
-        """The hash of the first `length` records, 0 <= length <= L."""
-        if not 0 <= length <= self.length:
+        """The hash of the first `length` records, base_len <= length <= L."""
+        if not self.base_len <= length <= self.length:
             raise InvariantError(f"no fingerprint at {length} of a history of {self.length}")
         pages, rest = divmod(length, self.page_size)
         boundary = int(self.boundaries[pages - 1]) if pages else self._start
@@ -87,6 +147,15 @@ class HashChain:
             return boundary
         begin = pages * self.page_size * self._row_bytes
         return xxh3_64_intdigest(self._raw[begin : length * self._row_bytes], boundary)
+
+    def between(self, first_page: int, last_page: int) -> Uint64Array:
+        """The hashes at the end of the pages [first_page, last_page), all above the base."""
+        if first_page < self.base_pages:
+            raise InvariantError(
+                f"no fingerprint of page {first_page}: the history is known from page "
+                f"{self.base_pages} on"
+            )
+        return self.boundaries[first_page:last_page]
 
 
 class Match(NamedTuple):
@@ -109,13 +178,20 @@ def match(hashes: Uint64Array, length: int, tail_hash: int, chain: HashChain) ->
     """Compare a state with a request's history.
 
     hashes: uint64 [length // page_size], the state's page boundaries. tail_hash: the state's hash
-    at `length`; read only when that lies inside a page.
+    at `length`; read only when that lies inside a page. A state that does not have a delta
+    request's base is no match, and nothing is said against it: it does not diverge.
     """
-    page_size = chain.page_size
+    page_size, base_pages = chain.page_size, chain.base_pages
     common = min(len(hashes), len(chain.boundaries))
-    equal = hashes[:common] == chain.boundaries[:common]
+    first = 0
+    if base_pages:
+        first = base_pages - 1
+        if common <= first or hashes[first] != chain.boundaries[first]:
+            return NO_MATCH
+    equal = hashes[first:common] == chain.boundaries[first:common]
     if not equal.all():
-        return Match(matched=int(equal.argmin()) * page_size, is_prefix=False, diverges=True)
+        pages = first + int(equal.argmin())
+        return Match(matched=pages * page_size, is_prefix=False, diverges=True)
     if chain.length < length:
         return Match(matched=common * page_size, is_prefix=True, diverges=False)
     if length % page_size == 0 or chain.at(length) == tail_hash:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from engine.block_manager.accounts import VersionAccounts
 from engine.block_manager.page_pool import RefPool
 from engine.block_manager.reservation import Reservation
 from engine.block_manager.tiers import Tiers
@@ -36,6 +37,7 @@ def check(tiers: Tiers, reservations: Sequence[Reservation], *, idle: bool) -> N
     state_chunks = [state.chunks for state in states]
     _check_pool(tiers.pages, "page", [*state_pages, *tables, *job_pages])
     _check_pool(tiers.chunks.pool, "chunk", [*state_chunks, *job_chunks])
+    _check_accounts(tiers, reservations)
     _check_unshared("page", state_pages)
     _check_unshared("chunk", state_chunks)
     fresh = [
@@ -78,11 +80,11 @@ def _check_state(tiers: Tiers, state: UserState) -> None:
         )
         _require(offered, f"{name}: offload_len above host_len and no offload in flight")
     _require(
-        (state in tiers.device_order) == (is_pinned or state.num_pages > 0),
+        (state in state.accounts.device.order) == (is_pinned or state.num_pages > 0),
         f"{name}: place in the device order",
     )
     _require(
-        (state in tiers.host_order) == (is_pinned or state.num_chunks > 0),
+        (state in state.accounts.host.order) == (is_pinned or state.num_chunks > 0),
         f"{name}: place in the host order",
     )
 
@@ -119,6 +121,50 @@ def _check_pool(pool: RefPool, name: str, owners: Iterable[Int32Array]) -> None:
         raise InvariantError(
             f"{len(free)} free and {int((expected > 0).sum())} referenced {name}s of {pool.size}"
         )
+
+
+def _check_accounts(tiers: Tiers, reservations: Sequence[Reservation]) -> None:
+    """Each account is what its version's states, pieces and copies hold, each id counted once."""
+    records = list(tiers.copies.records())
+    pages: dict[VersionAccounts, list[Int32Array]] = {entry: [] for entry in tiers.ledger}
+    chunks: dict[VersionAccounts, list[Int32Array]] = {entry: [] for entry in tiers.ledger}
+    owners = [*tiers.states.values(), *tiers.leaving]
+    for state in owners:
+        accounts = state.accounts
+        _require(accounts.version == state.key.weights_version, f"{state.key}: other accounts")
+        _require(accounts in pages, f"{state.key}: its accounts are closed")
+        pages[accounts].append(state.pages)
+        chunks[accounts].append(state.chunks)
+    for reservation in reservations:
+        pages[reservation.state.accounts].append(reservation.block_table)
+    for job, record in records:
+        pages[record.state.accounts].append(job.pages)
+        chunks[record.state.accounts].append(record.chunks)
+    for accounts in tiers.ledger:
+        name = f"version {accounts.version!r}"
+        for used, ids, what in (
+            (accounts.device.used, pages[accounts], "pages"),
+            (accounts.host.used, chunks[accounts], "chunks"),
+        ):
+            counted = len(np.unique(np.concatenate(ids))) if ids else 0
+            _require(used == counted, f"{name}: {used} {what} on its account, {counted} are held")
+        states = [state for state in tiers.states.values() if state.accounts is accounts]
+        num_leaving = sum(state.accounts is accounts for state in tiers.leaving)
+        _require(
+            (accounts.num_states, accounts.num_leaving) == (len(states), num_leaving),
+            f"{name}: {accounts.num_states} + {accounts.num_leaving} states on its account, "
+            f"{len(states)} are found and {num_leaving} leave",
+        )
+        listed = len(accounts.device.order) + len(accounts.host.order)
+        expected = sum(
+            (state in accounts.device.order) + (state in accounts.host.order) for state in states
+        )
+        _require(listed == expected, f"{name}: its orders list states that cannot be found")
+    _require(
+        sum(entry.device.used for entry in tiers.ledger) == tiers.pages.num_used
+        and sum(entry.host.used for entry in tiers.ledger) == tiers.chunks.pool.num_used,
+        "the accounts do not add up to what is in use",
+    )
 
 
 def _check_unshared(name: str, owners: Sequence[Int32Array]) -> None:

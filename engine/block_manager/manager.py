@@ -8,7 +8,8 @@ Copies are described here and moved elsewhere: the core submits the jobs that `r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Literal
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from engine.block_manager.eviction import load_policy
 from engine.block_manager.fingerprint import NO_MATCH, HashChain, Match, match
 from engine.block_manager.invariants import check
 from engine.block_manager.layout import Layout
+from engine.block_manager.reports import UserSummary, pool_usage, recent_users, view_of
 from engine.block_manager.reservation import (
     NOTHING_FOUND,
     CopyOutcome,
@@ -24,6 +26,7 @@ from engine.block_manager.reservation import (
     PoolUsage,
     Reservation,
 )
+from engine.block_manager.space import Space
 from engine.block_manager.state_copies import StateCopies
 from engine.block_manager.tiers import Tiers
 from engine.block_manager.user_state import Residency, UserKey, UserState, UserView
@@ -68,13 +71,14 @@ class BlockManager:
             layout=self._layout,
             copies=copies,
             metrics=metrics,
+            clock=clock,
             make_policy=load_policy(eviction_policy, {}),
             on_pages_freed=on_pages_freed,
         )
         self._metrics = metrics
-        self._state_copies = StateCopies(self._tiers, metrics, clock)
+        self._space = Space(self._tiers, metrics)
+        self._state_copies = StateCopies(self._tiers, self._space, metrics, clock)
         self._reservations: dict[Reservation, None] = {}
-        self._weights_versions: set[str] = set()
         self._private_keys: set[UserKey] = set()
 
     @property
@@ -87,6 +91,27 @@ class BlockManager:
         """Tokens of a page."""
         return self._layout.page_size
 
+    # Quotas.
+
+    def set_quotas(self, shares: Mapping[str, float]) -> None:
+        """Let weights versions share both pools: version -> share in (0, 1], together <= 1.
+
+        Replaces the previous shares; takes nothing from anybody by itself. A version that is not
+        named may keep nothing: all that it has is taken first. Empty: no quotas, one order over
+        all users. Raises InvariantError and changes nothing when a share is out of range.
+        """
+        self._tiers.ledger.set_quotas(shares)
+
+    def fits(self, tokens: int, version: str | None = None) -> bool:
+        """A history of that many tokens can get its pages, once nothing is held.
+
+        Measured against the version's quota; without quotas, or without a version, against the
+        whole device pool.
+        """
+        quota = None if version is None else self._tiers.ledger.quota_of(version)
+        limit = self._tiers.pages.size if quota is None else quota.pages
+        return self._layout.pages_for(tokens) <= limit
+
     # Look-up and planning.
 
     def lookup(self, key: UserKey, chain: HashChain) -> Lookup:
@@ -95,10 +120,6 @@ class BlockManager:
         if state is None:
             return NOTHING_FOUND
         return _lookup(state, self._match(state, chain))
-
-    def fits(self, tokens: int) -> bool:
-        """A history of that many tokens could fit into an otherwise empty device pool."""
-        return self._layout.pages_for(tokens) <= self._tiers.pages.size
 
     def reserve(
         self, key: UserKey, chain: HashChain, *, stop: int, protected: Collection[UserKey]
@@ -118,9 +139,10 @@ class BlockManager:
             if state.residency is Residency.PINNED:
                 raise InvariantError(f"user {key.user_id!r} has a piece in flight already")
             found = self._match(state, chain)
-            if found.diverges:
-                self._diverge(state, found.matched)
-                state = self._tiers.states.get(key)
+        _require_base(key, found, chain)
+        if state is not None and found.diverges:
+            self._diverge(state, found.matched)
+            state = self._tiers.states.get(key)
         lookup = NOTHING_FOUND if state is None else _lookup(state, found)
         return self._hold(key, state, lookup, chain, stop, protected)
 
@@ -133,20 +155,23 @@ class BlockManager:
         stop: int,
         protected: Collection[UserKey],
     ) -> Reservation | None:
-        layout = self._layout
+        layout, accounts = self._layout, self._tiers.ledger.of(key.weights_version)
         start = min(lookup.matched, stop)
         reach = layout.pages_for(start)
         resident = 0 if state is None else state.num_pages
         onloaded = reach - resident if reach > resident else 0
-        fresh = self._tiers.take_pages(
-            onloaded + layout.pages_for(stop) - reach, own=state, keep=reach, protected=protected
+        fresh = self._space.take_pages(
+            onloaded + layout.pages_for(stop) - reach,
+            accounts=accounts,
+            own=state,
+            keep=reach,
+            protected=protected,
         )
         if fresh is None:
             return None
         state = self._tiers.states.get(key)  # its own last page may have been the one taken
         if state is None:
-            state = UserState(key)
-            self._weights_versions.add(key.weights_version)
+            state = UserState(key, accounts)
             if key.private_to:
                 self._private_keys.add(key)
         held = state.pages[:reach]
@@ -184,6 +209,7 @@ class BlockManager:
             return None
         stop = layout.page_start(state.num_pages + count)
         device_hit = state.device_len
+        fresh = self._tiers.pages.allocate(count, state.accounts.device)
         return self._open(
             Reservation(
                 key=key,
@@ -191,7 +217,7 @@ class BlockManager:
                 lookup=Lookup(stop, device_hit, stop - device_hit, is_prefix=False),
                 start=stop,
                 stop=stop,
-                block_table=np.concatenate((state.pages, self._tiers.pages.allocate(count))),
+                block_table=np.concatenate((state.pages, fresh)),
                 onload=None,
                 is_private=False,
                 is_prefetch=True,
@@ -272,7 +298,7 @@ class BlockManager:
     def _end(self, reservation: Reservation) -> None:
         """Drop the piece's own references and its hold on the state."""
         self._state_copies.let_go(reservation)
-        self._tiers.pages.release(reservation.block_table)
+        self._tiers.pages.release(reservation.block_table, reservation.state.accounts.device)
         del self._reservations[reservation]
         self._tiers.unpin(reservation.state)
 
@@ -280,23 +306,16 @@ class BlockManager:
         """The onloaded pages become the state's."""
         state = reservation.state
         if reservation.resident_len > state.device_len:
-            self._adopt_pages(reservation, self._layout.pages_for(reservation.resident_len))
-            state.device_len = reservation.resident_len
+            self._tiers.extend_device(state, reservation.block_table, reservation.resident_len)
 
     def _adopt_rows(self, reservation: Reservation) -> None:
         """Rows up to `stop` become the state's, and their fingerprints."""
         state, chain, stop = reservation.state, reservation.chain, reservation.stop
         if chain is None or stop <= state.length:
             return
-        self._adopt_pages(reservation, self._layout.pages_for(stop))
-        state.append_hashes(chain.boundaries[state.num_hashes : self._layout.full_pages(stop)])
+        self._tiers.extend_device(state, reservation.block_table, stop)
+        state.append_hashes(chain.between(state.num_hashes, self._layout.full_pages(stop)))
         state.tail_hash = chain.at(stop)
-        state.device_len = stop
-
-    def _adopt_pages(self, reservation: Reservation, num_pages: int) -> None:
-        pages = reservation.block_table[reservation.state.num_pages : num_pages]
-        self._tiers.pages.retain(pages)
-        reservation.state.append_pages(pages)
 
     # Copies.
 
@@ -335,57 +354,67 @@ class BlockManager:
         The state is found no more at once. Bytes that a running step or copy still touches are
         freed when that ends; the ticket says when.
         """
-        namespace, user_id = user
-        keys = [UserKey(namespace, user_id, version) for version in self._weights_versions]
-        keys += [key for key in self._private_keys if key[:2] == user]
-        found = [state for key in keys if (state := self._tiers.states.get(key)) is not None]
-        device_tokens = sum(state.device_len for state in found)
-        host_tokens = sum(state.host_len for state in found)
-        found += [state for state in self._tiers.leaving if state.key[:2] == user]
-        for state in found:
-            if state.is_attached:
-                self._metrics.add("invalidations_total", 1, "forgotten")
-                self._tiers.detach(state)
-        return ForgetTicket(device_tokens, host_tokens, tuple(found))
+        found = self._tiers.states_of(*user)
+        found += [
+            self._tiers.states[key]
+            for key in self._private_keys
+            if key[:2] == user and key in self._tiers.states
+        ]
+        leaving = [state for state in self._tiers.leaving if state.key[:2] == user]
+        return self._remove(found, leaving, "forgotten")
+
+    def drop_version(self, version: str) -> ForgetTicket:
+        """Remove every state of a weights version, like `forget`; private ones as well. O(users).
+
+        The version itself may be used again at any time.
+        """
+        tiers = self._tiers
+        found = [state for key, state in tiers.states.items() if key.weights_version == version]
+        leaving = [state for state in tiers.leaving if state.key.weights_version == version]
+        return self._remove(found, leaving, "retired")
+
+    def reset(self) -> ForgetTicket:
+        """Remove every state of every user and weights version, like `forget`. O(users)."""
+        return self._remove(list(self._tiers.states.values()), list(self._tiers.leaving), "reset")
+
+    def _remove(
+        self, found: list[UserState], leaving: Iterable[UserState], reason: str
+    ) -> ForgetTicket:
+        """Detach the found states. The ticket also waits for those that were leaving before."""
+        ticket = ForgetTicket(
+            device_tokens=sum(state.device_len for state in found),
+            host_tokens=sum(state.host_len for state in found),
+            states=(*found, *leaving),
+        )
+        self._tiers.detach_all(found)
+        if found:
+            self._metrics.add("invalidations_total", len(found), reason)
+        self._tiers.ledger.close_unused()
+        return ticket
 
     # Reports and checks.
 
     def user(self, key: UserKey) -> UserView | None:
         """What is known about a user; None when there is no state."""
         state = self._tiers.states.get(key)
-        if state is None:
-            return None
-        length = state.length
-        is_boundary = length % self._layout.page_size == 0
-        fingerprint = int(state.hashes[-1]) if is_boundary and length else state.tail_hash
-        return UserView(
-            device_len=state.device_len,
-            host_len=state.host_len,
-            length=length,
-            fingerprint=fingerprint,
-            num_pages=state.num_pages,
-            num_chunks=state.num_chunks,
-            branch=state.branch,
-            residency=state.residency,
-            is_copying=self._tiers.copies.is_copying(state),
-        )
+        return None if state is None else view_of(self._tiers, state)
+
+    def user_versions(self, namespace: str, user_id: str) -> list[UserView]:
+        """What is known about a user under each weights version that knows it."""
+        return [view_of(self._tiers, state) for state in self._tiers.states_of(namespace, user_id)]
+
+    def users(
+        self, limit: int, *, tier: Literal["device", "host"] | None = None
+    ) -> list[UserSummary]:
+        """At most `limit` users with something in the tier (None: in any), latest used first.
+
+        Private states are not listed. O(limit) with the built-in eviction policy.
+        """
+        return recent_users(self._tiers, limit, tier)
 
     def usage(self) -> PoolUsage:
         """Pages, chunks, users and copies at this moment."""
-        tiers = self._tiers
-        return PoolUsage(
-            num_pages=tiers.pages.size,
-            pages_used=tiers.pages.num_used,
-            num_chunks=tiers.chunks.pool.size,
-            chunks_used=tiers.chunks.pool.num_used,
-            num_users=len(tiers.states),
-            users_device=len(tiers.device_order),
-            users_host=len(tiers.host_order),
-            num_leaving=len(tiers.leaving),
-            num_reservations=len(self._reservations),
-            num_copies=len(tiers.copies),
-            num_onloads=tiers.copies.num_onloads,
-        )
+        return pool_usage(self._tiers, len(self._reservations))
 
     def check_invariants(self, *, idle: bool) -> None:
         """Recount everything; raises InvariantError with what is wrong.
@@ -400,6 +429,15 @@ class BlockManager:
                 f"fingerprints for pages of {chain.page_size}, pages have {self._layout.page_size}"
             )
         return match(state.hashes, state.length, state.tail_hash, chain)
+
+
+def _require_base(key: UserKey, found: Match, chain: HashChain) -> None:
+    """A piece may not begin among rows that a delta request does not send."""
+    if found.matched < chain.base_len:
+        raise InvariantError(
+            f"{found.matched} tokens of user {key.user_id!r} match, the piece needs its base of "
+            f"{chain.base_len}"
+        )
 
 
 def _lookup(state: UserState, found: Match) -> Lookup:

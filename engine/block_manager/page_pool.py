@@ -1,7 +1,8 @@
 """Reference-counted ids: the one place that decides when a page or a chunk may be reused.
 
 Owners are user states, reservations and copy jobs; each holds one reference to every id it may
-touch. An id returns to the free stack exactly when its last owner lets go of it.
+touch. An id returns to the free stack exactly when its last owner lets go of it. Until then it is
+on the account of one weights version.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from engine.block_manager.accounts import Account
 from engine.errors import InvariantError
 from engine.types import Int32Array
 
@@ -50,14 +52,15 @@ class RefPool:
         """A copy of the free stack, int32 [num_free]."""
         return self._free[: self._num_free].copy()
 
-    def allocate(self, count: int) -> Int32Array:
-        """`count` free ids with one reference each, int32 [count].
+    def allocate(self, count: int, account: Account) -> Int32Array:
+        """`count` free ids with one reference each, int32 [count], on that account.
 
         The caller has checked `num_free`; asking for more is a bug (InvariantError).
         """
         if not 0 <= count <= self._num_free:
             raise InvariantError(f"{count} {self._name}s asked for, {self._num_free} are free")
         self._num_free -= count
+        account.used += count
         taken = self._free[self._num_free : self._num_free + count][::-1].copy()
         self._refs[taken] = 1
         return taken
@@ -69,8 +72,8 @@ class RefPool:
         counts = self._claim(ids)
         self._refs[ids] = counts + 1
 
-    def release(self, ids: Int32Array) -> None:
-        """One owner less for each of the ids; those without any become free."""
+    def release(self, ids: Int32Array, account: Account) -> None:
+        """One owner less for each of the ids, all on that account; those without any are free."""
         if len(ids) == 0:
             return
         counts = self._claim(ids)
@@ -78,6 +81,7 @@ class RefPool:
         freed = ids[counts == 1]
         self._free[self._num_free : self._num_free + len(freed)] = freed
         self._num_free += len(freed)
+        account.used -= len(freed)
         if self._on_freed is not None:
             self._on_freed(freed)
 

@@ -75,15 +75,30 @@ class Reservation:
 
 @dataclass(slots=True, eq=False, frozen=True)
 class ForgetTicket:
-    """What a forget removed, in tokens per tier, and whether it is complete."""
+    """What a forget or another removal took, in tokens per tier, and whether it is complete."""
 
     device_tokens: int
     host_tokens: int
     states: Sequence[UserState]
 
     def is_done(self) -> bool:
-        """No step and no copy can touch the user's bytes any more."""
+        """No step and no copy can touch the bytes any more."""
         return all(state.residency is Residency.ABSENT for state in self.states)
+
+
+class VersionUsage(NamedTuple):
+    """What one weights version uses and may use.
+
+    quota_pages, quota_chunks: None without quotas. pages_used, chunks_used: whatever holds them,
+    also pieces, copies and detached states. num_users: states that can be found.
+    """
+
+    version: str
+    quota_pages: int | None
+    pages_used: int
+    quota_chunks: int | None
+    chunks_used: int
+    num_users: int
 
 
 class PoolUsage(NamedTuple):
@@ -91,7 +106,8 @@ class PoolUsage(NamedTuple):
 
     num_users: states that can be found. users_device, users_host: of them, those with something
     in the tier, or with a piece in flight. num_leaving: detached states that a step or a copy
-    still touches. num_copies: jobs in flight. num_onloads: of them, onloads.
+    still touches. num_copies: jobs in flight. num_onloads: of them, onloads. by_version: adds up
+    to pages_used, chunks_used and num_users.
     """
 
     num_pages: int
@@ -105,6 +121,7 @@ class PoolUsage(NamedTuple):
     num_reservations: int
     num_copies: int
     num_onloads: int
+    by_version: tuple[VersionUsage, ...]
 
     @property
     def pages_free(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from engine.block_manager.copies_in_flight import CopyRecord
 from engine.block_manager.reservation import CopyOutcome, Reservation
+from engine.block_manager.space import Space
 from engine.block_manager.tiers import Tiers
 from engine.block_manager.user_state import UserState
 from engine.metrics import Metrics
@@ -22,10 +23,13 @@ from engine.types import Int32Array
 class StateCopies:
     """Makes the jobs and settles their ends. Owned by the block manager (loop thread)."""
 
-    __slots__ = ("_clock", "_layout", "_metrics", "_tiers")
+    __slots__ = ("_clock", "_layout", "_metrics", "_space", "_tiers")
 
-    def __init__(self, tiers: Tiers, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, tiers: Tiers, space: Space, metrics: Metrics, clock: Callable[[], float]
+    ) -> None:
         self._tiers = tiers
+        self._space = space
         self._layout = tiers.layout
         self._metrics = metrics
         self._clock = clock
@@ -42,7 +46,7 @@ class StateCopies:
             return None
         wanted = layout.chunks_for(target) - state.num_chunks
         if wanted > 0:
-            state.append_chunks(tiers.take_chunks(wanted, own=state))
+            state.append_chunks(self._space.take_chunks(wanted, own=state))
             reach = state.num_chunks * layout.chunk_tokens
             if reach < target:
                 self._metrics.add("offload_skipped_total")

@@ -1,7 +1,7 @@
-"""The user states, the space they hold in both tiers, and how space is taken back.
+"""The user states and the space they hold in both tiers.
 
-Everything that shortens a state is here: eviction of device pages and of host chunks (exactly as
-the replacement policy says), cuts after a divergence or a failed read, and detaching.
+Everything that shortens a state is here: cuts (for space, after a divergence, after a failed read)
+and detaching. Whose state is cut for space is decided in `space.py`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+import numpy as np
+
+from engine.block_manager.accounts import Ledger, VersionAccounts
 from engine.block_manager.chunk_store import ChunkStore
 from engine.block_manager.copies_in_flight import CopiesInFlight
 from engine.block_manager.eviction import EvictionPolicy
@@ -23,16 +26,17 @@ from engine.types import Int32Array
 class Tiers:
     """Owned by the block manager (loop thread).
 
-    A state is in a tier's order while it holds something in that tier, and while it is pinned:
-    so the order is the order of planning, whenever the rows arrive.
+    A state is in its version's order of a tier while it holds something in that tier, and while it
+    is pinned: so the order is the order of planning, whenever the rows arrive.
 
     Attributes:
+        ledger: The weights versions' use of the pools, their quotas and their orders of users.
         states: The states that can be found.
         leaving: Detached states that a step or a copy still touches.
     """
 
     __slots__ = (
-        "_metrics", "chunks", "copies", "device_order", "host_order", "layout", "leaving",
+        "_clock", "_metrics", "_turn", "chunks", "copies", "layout", "leaving", "ledger",
         "pages", "states",
     )  # fmt: skip
 
@@ -44,6 +48,7 @@ class Tiers:
         layout: Layout,
         copies: CopyEngine,
         metrics: Metrics,
+        clock: Callable[[], float],
         make_policy: Callable[[], EvictionPolicy[Any]],
         on_pages_freed: Callable[[Int32Array], None] | None,
     ) -> None:
@@ -51,20 +56,32 @@ class Tiers:
         self.pages = RefPool(num_pages, "page", on_pages_freed)
         self.chunks = ChunkStore(num_chunks, layout)
         self.copies = CopiesInFlight(self.pages, self.chunks.pool, copies)
-        self.device_order: EvictionPolicy[UserState] = make_policy()
-        self.host_order: EvictionPolicy[UserState] = make_policy()
+        self.ledger = Ledger(num_pages=num_pages, num_chunks=num_chunks, make_policy=make_policy)
         self.states: dict[UserKey, UserState] = {}
         self.leaving: dict[UserState, None] = {}
         self._metrics = metrics
+        self._clock = clock
+        self._turn = 0
+
+    def states_of(self, namespace: str, user_id: str) -> list[UserState]:
+        """The user's states that can be found, private ones excepted. O(weights versions)."""
+        keys = [UserKey(namespace, user_id, entry.version) for entry in self.ledger]
+        return [self.states[key] for key in keys if key in self.states]
 
     # Life of a state.
 
     def pin(self, state: UserState) -> None:
         """A piece was planned: touch both orders and hold the state."""
+        accounts = state.accounts
+        if state.residency is Residency.ABSENT:
+            self.states[state.key] = state
+            accounts.num_states += 1
         state.fire(Event.PIN)
-        self.states[state.key] = state
-        self.device_order.touch(state)
-        self.host_order.touch(state)
+        self._turn += 1
+        state.turn = self._turn
+        state.last_used_s = self._clock()
+        accounts.device.order.touch(state)
+        accounts.host.order.touch(state)
 
     def unpin(self, state: UserState) -> None:
         """The piece has ended."""
@@ -78,29 +95,60 @@ class Tiers:
                 self.detach(state)
                 return
             if state.num_pages == 0:
-                self.device_order.remove(state)
+                state.accounts.device.order.remove(state)
             if state.num_chunks == 0:
-                self.host_order.remove(state)
+                state.accounts.host.order.remove(state)
         elif state.residency is Residency.LEAVING and not self.copies.is_copying(state):
             state.fire(Event.DRAIN)
             del self.leaving[state]
+            state.accounts.num_leaving -= 1
 
     def detach(self, state: UserState) -> None:
         """Nobody finds the state any more; its own references are dropped in both tiers.
 
         Its `device_len` and `host_len` become 0. Offloads that have not started are cancelled.
         """
+        self.detach_all((state,))
+
+    def detach_all(self, states: Collection[UserState]) -> None:
+        """Detach many states; what they held is released at once, a version at a time."""
+        pages: dict[VersionAccounts, list[Int32Array]] = {}
+        chunks: dict[VersionAccounts, list[Int32Array]] = {}
+        num_unused = 0
+        for state in states:
+            self._hide(state)
+            self.withdraw_offloads(state)
+            num_unused += state.num_pages - self.layout.pages_for(state.used_len)
+            own_pages, own_chunks = state.empty()
+            pages.setdefault(state.accounts, []).append(own_pages)
+            chunks.setdefault(state.accounts, []).append(own_chunks)
+        for accounts in pages:
+            self.pages.release(np.concatenate(pages[accounts]), accounts.device)
+            self.chunks.pool.release(np.concatenate(chunks[accounts]), accounts.host)
+        if num_unused:
+            self._metrics.add("prefetch_wasted_bytes_total", self.layout.bytes_of(num_unused))
+        for state in states:
+            self.settle(state)
+
+    def _hide(self, state: UserState) -> None:
+        """From the index to the leaving ones."""
         state.fire(Event.DETACH)
         del self.states[state.key]
         self.leaving[state] = None
-        self.device_order.remove(state)
-        self.host_order.remove(state)
-        self.withdraw_offloads(state)
-        self.cut_device(state, 0)
-        self.cut_host(state, 0)
-        self.settle(state)
+        accounts = state.accounts
+        accounts.num_states -= 1
+        accounts.num_leaving += 1
+        accounts.device.order.remove(state)
+        accounts.host.order.remove(state)
 
-    # Cuts.
+    # Growth and cuts.
+
+    def extend_device(self, state: UserState, block_table: Int32Array, tokens: int) -> None:
+        """The device prefix grows to `tokens`, in pages of this table: the state holds them too."""
+        pages = block_table[state.num_pages : self.layout.pages_for(tokens)]
+        self.pages.retain(pages)
+        state.append_pages(pages)
+        state.device_len = tokens
 
     def cut_device(self, state: UserState, num_pages: int) -> None:
         """Keep the first `num_pages` device pages."""
@@ -111,7 +159,7 @@ class Tiers:
         if unused > 0:
             self._metrics.add("prefetch_wasted_bytes_total", self.layout.bytes_of(unused))
         state.used_len = min(state.used_len, state.device_len)
-        self.pages.release(state.cut_pages(num_pages))
+        self.pages.release(state.cut_pages(num_pages), state.accounts.device)
         state.cut_hashes(self.layout.full_pages(state.length))
 
     def cut_host(self, state: UserState, tokens: int) -> None:
@@ -129,7 +177,7 @@ class Tiers:
     def _cut_chunks(self, state: UserState) -> None:
         needed = self.layout.chunks_for(state.offload_len)
         if needed < state.num_chunks:
-            self.chunks.pool.release(state.cut_chunks(needed))
+            self.chunks.pool.release(state.cut_chunks(needed), state.accounts.host)
 
     def withdraw_offloads(self, state: UserState) -> bool:
         """Cancel the state's offloads that have not started. True: no copy of it is left."""
@@ -137,114 +185,3 @@ class Tiers:
             if job.branch == state.branch:
                 self.retract_offload(state, self.layout.page_start(job.first_page))
         return not self.copies.is_copying(state)
-
-    # Device space.
-
-    def take_pages(
-        self, count: int, *, own: UserState | None, keep: int, protected: Collection[UserKey]
-    ) -> Int32Array | None:
-        """`count` pages for a piece of `own`, from the free ones, then by eviction.
-
-        All or nothing: None when they cannot be had. `keep`: pages of `own` that the piece reads;
-        its pages beyond are taken only when nobody else has enough (a piece that is shorter than
-        its own user's state would otherwise wait for itself).
-        """
-        shortage = count - self.pages.num_free
-        if shortage > 0 and not self._evict(shortage, own, keep, frozenset(protected)):
-            return None
-        return self.pages.allocate(count)
-
-    def _evict(
-        self, shortage: int, own: UserState | None, keep: int, protected: Collection[UserKey]
-    ) -> bool:
-        """Free exactly `shortage` pages from tails in eviction order, or change nothing."""
-        refused: set[UserState] = set()
-        while True:
-            plan = self._plan_eviction(shortage, own, keep, protected, refused)
-            if plan is None:
-                return False
-            blocked = self._first_blocked(plan)
-            if blocked is None:
-                break
-            refused.add(blocked)
-        for state, num_pages in plan:
-            self._evict_pages(state, num_pages)
-        return True
-
-    def _plan_eviction(
-        self,
-        shortage: int,
-        own: UserState | None,
-        keep: int,
-        protected: Collection[UserKey],
-        refused: Collection[UserState],
-    ) -> list[tuple[UserState, int]] | None:
-        """(user, pages to take from its tail), together `shortage`; None when there are fewer.
-
-        A user whose only copies are offloads is counted as takeable until its cancel is refused.
-        """
-        plan = []
-        for state in self.device_order.victims():
-            if shortage <= 0:
-                break
-            if state is own or state.residency is not Residency.RESIDENT or state in refused:
-                continue
-            if state.key in protected or not self.copies.has_only_offloads(state):
-                continue
-            plan.append((state, min(shortage, state.num_pages)))
-            shortage -= state.num_pages
-        if (
-            shortage > 0
-            and own is not None
-            and own not in refused
-            and self.copies.has_only_offloads(own)
-        ):
-            extra = min(shortage, own.num_pages - keep)
-            if extra > 0:
-                plan.append((own, extra))
-                shortage -= extra
-        return plan if shortage <= 0 else None
-
-    def _first_blocked(self, plan: list[tuple[UserState, int]]) -> UserState | None:
-        """Cancel the queued offloads of a plan's users; the first user whose copy has started."""
-        for state, _ in plan:
-            if self.copies.is_copying(state):
-                is_clear = self.withdraw_offloads(state)
-                self.settle(state)
-                if not is_clear:
-                    return state
-        return None
-
-    def _evict_pages(self, state: UserState, count: int) -> None:
-        before = state.device_len
-        self.cut_device(state, state.num_pages - count)
-        dropped = before - max(state.device_len, state.host_len)
-        self._metrics.add("evicted_pages_total", count, "device", "space")
-        self._metrics.add("dropped_tokens_total", max(0, dropped))
-        self.settle(state)
-
-    # Host space.
-
-    def take_chunks(self, count: int, *, own: UserState) -> Int32Array:
-        """Up to `count` chunks to extend `own`: free ones, then tails of other users."""
-        shortage = count - self.chunks.pool.num_free
-        if shortage > 0:
-            self._evict_chunks(shortage, own)
-        return self.chunks.pool.allocate(min(count, self.chunks.pool.num_free))
-
-    def _evict_chunks(self, shortage: int, own: UserState) -> None:
-        plan = []
-        for state in self.host_order.victims():
-            if shortage <= 0:
-                break
-            if state is own or state.residency is not Residency.RESIDENT:
-                continue
-            if state.num_chunks and not self.copies.is_copying(state):
-                plan.append((state, min(shortage, state.num_chunks)))
-                shortage -= state.num_chunks
-        for state, count in plan:
-            before = state.host_len
-            self.cut_host(state, (state.num_chunks - count) * self.layout.chunk_tokens)
-            pages = self.layout.full_pages(before - state.host_len)
-            self._metrics.add("evicted_pages_total", pages, "host", "space")
-            self.settle(state)

@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from engine.block_manager.accounts import VersionAccounts
 from engine.block_manager.fingerprint import Uint64Array
 from engine.errors import InvariantError
 from engine.types import Int32Array
@@ -77,7 +78,7 @@ class UserView(NamedTuple):
     """A copy of what is known about one user, for reports and tests. Lengths in tokens.
 
     length: max(device_len, host_len). fingerprint: the hash at `length`. branch: rises at every
-    divergence.
+    divergence. last_used_s: when a piece was planned last, monotonic seconds.
     """
 
     device_len: int
@@ -89,6 +90,8 @@ class UserView(NamedTuple):
     branch: int
     residency: Residency
     is_copying: bool
+    weights_version: str
+    last_used_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +99,9 @@ class UserState:
     """Owned by the block manager (loop thread). Compared and hashed by identity.
 
     Attributes:
+        accounts: Whose quota its pages and chunks count against.
+        turn: Number of the pin that touched it last; a later one is higher, over all states.
+        last_used_s: When that was, monotonic seconds.
         device_len: Tokens on the device, from the start. Ends inside a page only at `length`.
         host_len: Tokens in host memory, from the start; whole pages.
         offload_len: Tokens handed to offload on this branch, >= host_len; equal to it when no
@@ -107,7 +113,10 @@ class UserState:
     """
 
     key: UserKey
+    accounts: VersionAccounts
     residency: Residency = Residency.ABSENT
+    turn: int = 0
+    last_used_s: float = 0.0
     device_len: int = 0
     host_len: int = 0
     offload_len: int = 0
@@ -192,6 +201,15 @@ class UserState:
         """Keep the hashes of `count` pages."""
         self.num_hashes = min(self.num_hashes, count)
         self._hashes = _shrunk(self._hashes, self.num_hashes)
+
+    def empty(self) -> tuple[Int32Array, Int32Array]:
+        """Hold nothing and know nothing; the pages and chunks, the caller's to release."""
+        pages, chunks = self.pages, self.chunks
+        self.device_len = self.host_len = self.offload_len = self.used_len = 0
+        self.num_pages = self.num_chunks = self.num_hashes = 0
+        self._pages = self._chunks = _NO_IDS
+        self._hashes = _NO_HASHES
+        return pages, chunks
 
     def array_bytes(self) -> int:
         """Bytes of the arrays' contents, spare room included."""

@@ -20,6 +20,8 @@ from engine.entrypoints.routes.infer import InferRoutes
 from engine.entrypoints.routes.native import NativeRoutes
 from engine.entrypoints.routes.observe import ObserveRoutes
 from engine.entrypoints.routes.routing import Exchange, Match, Router
+from engine.entrypoints.routes.users import UserRoutes
+from engine.entrypoints.routes.weights import WeightsRoutes
 from engine.errors import EngineDead, EngineError, Overloaded
 
 MAX_REQUEST_ID = 128
@@ -42,6 +44,8 @@ class App:
                 *HealthRoutes(engine, config).table(),
                 *InferRoutes(engine, config).table(),
                 *NativeRoutes(engine, config).table(),
+                *UserRoutes(engine).table(),
+                *WeightsRoutes(engine, config).table(),
                 *ObserveRoutes(engine, self._metrics).table(),
                 *page_routes(),
             ]

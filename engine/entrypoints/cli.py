@@ -27,6 +27,7 @@ from engine.config import (
     EngineConfig,
     SchedulerConfig,
     TransferConfig,
+    WeightsConfig,
 )
 from engine.core_launch import SLEEP_WHEN_IDLE
 from engine.entrypoints.config import ServeConfig, ServerConfig
@@ -96,6 +97,7 @@ class ServeFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         cache: How user state is kept.
         scheduler: What a step may hold and how much may wait.
         transfer: How copies between the tiers run.
+        weights: How weights versions live beside each other.
         compute: How steps are computed.
     """
 
@@ -104,6 +106,7 @@ class ServeFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     cache: tyro.conf.OmitArgPrefixes[CacheFlags]
     scheduler: tyro.conf.OmitArgPrefixes[SchedulerConfig]
     transfer: tyro.conf.OmitArgPrefixes[TransferConfig]
+    weights: tyro.conf.OmitArgPrefixes[WeightsConfig]
     compute: tyro.conf.OmitArgPrefixes[ComputeFlags]
 
     @classmethod
@@ -116,6 +119,7 @@ class ServeFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             cache=CacheFlags.from_config(engine.cache),
             scheduler=engine.scheduler,
             transfer=engine.transfer,
+            weights=engine.weights,
             compute=ComputeFlags(
                 backend=engine.attention.backend,
                 threads=engine.threads,
@@ -132,6 +136,7 @@ class ServeFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 cache=self.cache.to_config(),
                 scheduler=self.scheduler,
                 transfer=self.transfer,
+                weights=self.weights,
                 attention=AttentionConfig(backend=self.compute.backend, options=attention_options),
                 threads=self.compute.threads,
                 check_invariants=self.compute.check_invariants,

@@ -40,6 +40,8 @@ class NativeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     priority: int = 0
     cache: str = "use"
     history_start: int = 0
+    base_length: int = 0
+    base_fingerprint: str = ""
     ignore_extra: bool = False
     request_id: str | None = None
 
@@ -130,6 +132,8 @@ def _decode_request(
         priority=parsed.priority,
         cache=parsed.cache,
         history_start=parsed.history_start,
+        base_length=parsed.base_length,
+        base_fingerprint=parsed.base_fingerprint,
         ignore_extra=parsed.ignore_extra,
         request_id=parsed.request_id or request_id,
         arrival_s=arrival_s,

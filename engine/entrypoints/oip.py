@@ -62,6 +62,8 @@ class InferParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     priority: int = 0
     cache: str = "use"
     history_start: int = 0
+    base_length: int = 0
+    base_fingerprint: str = ""
     ignore_extra: bool = False
     binary_data_output: bool = False
 
@@ -170,6 +172,8 @@ def decode_infer(body: bytes, info: ModelInfo, *, request_id: str, arrival_s: fl
         priority=parameters.priority,
         cache=parameters.cache,
         history_start=parameters.history_start,
+        base_length=parameters.base_length,
+        base_fingerprint=parameters.base_fingerprint,
         ignore_extra=parameters.ignore_extra,
         request_id=parsed.id or request_id,
         arrival_s=arrival_s,

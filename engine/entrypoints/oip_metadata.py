@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from engine.types import ModelInfo, Task
@@ -50,8 +52,8 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
     parameters: ModelParameters
 
 
-def model_metadata(info: ModelInfo) -> ModelMetadata:
-    """Inputs, outputs, limits and reuse mode of a loaded model."""
+def model_metadata(info: ModelInfo, versions: Sequence[str]) -> ModelMetadata:
+    """Inputs, outputs, limits and reuse mode of a loaded model; the versions that may be named."""
     inputs = [
         TensorMetadata(name="user_id", datatype="BYTES", shape=[1]),
         TensorMetadata(name="history", datatype="INT64", shape=[-1]),
@@ -87,7 +89,7 @@ def model_metadata(info: ModelInfo) -> ModelMetadata:
         )
     return ModelMetadata(
         name=info.name,
-        versions=[info.weights_version],
+        versions=list(versions),
         platform="mtserve",
         inputs=inputs,
         outputs=outputs,

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from engine.errors import ConfigError
+from engine.models.config import Catalogue
 from engine.types import FeatureInfo, Float32Array, Int32Array, Int64Array, Request, Task
 
 if TYPE_CHECKING:
@@ -82,6 +84,11 @@ class PreparedRequest:
             exact mode everything the whole history contributes.
         num_events: Events used (after drops and truncation).
         start_event: Absolute index of the first event used.
+        num_known_events: Events from `start_event` on before the first one that the catalogue does
+            not know. A later delta request may start there at the latest: up to there, events and
+            rows correspond, and no item table that adds items can change it.
+        base_rows: Of a delta request, the rows below its base: they were not sent, their records
+            are zeros and must never run. 0 for every other request.
         suffix_records: int64 [S, W] of the suffix rows, same columns.
         suffix_parent: int32 [S]: suffix row that row s also reads (and its parents), -1 for none;
             parent[s] < s. `suffix_position` is its position (rows with a bias read it).
@@ -100,6 +107,8 @@ class PreparedRequest:
     seed: bytes
     num_events: int
     start_event: int
+    num_known_events: int
+    base_rows: int = 0
     suffix_records: Int64Array
     suffix_parent: Int32Array
     suffix_position: Int32Array
@@ -134,6 +143,21 @@ class BiasInputs(NamedTuple):
 
     time: Int64Array
     next_time: Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ItemCatalogue:
+    """The items a model knows and their rows: what `Model.with_catalogue` takes.
+
+    Attributes:
+        settings: Section `catalogue` of config.json, with the catalogue's version.
+        item_ids: int64 [num_items]; item k has row settings.first_row + k of the table.
+        table: [R, E], any float type.
+    """
+
+    settings: Catalogue
+    item_ids: Int64Array
+    table: torch.Tensor
 
 
 class ModelFace(NamedTuple):
@@ -178,7 +202,44 @@ class Model(ABC):
 
         Raises InvalidRequest or TooLarge, naming the field, the value, the limit and the remedy.
         The request is not modified.
+
+        A delta request becomes what the whole request would be, except for the records below
+        `base_rows`; HistoryNeeded when the events sent are not enough for that. The engine asks
+        this only of a model whose rows depend on nothing but earlier rows (reuse mode append, no
+        bias).
         """
+
+    @abstractmethod
+    def sample_request(
+        self, num_events: int, num_candidates: int, task: Task | None = None
+    ) -> Request:
+        """A made-up request that `prepare` takes, to warm the engine up with real shapes.
+
+        Items are the catalogue's, every declared input is there, and the context and the query's
+        time where the model reads them. Its user and request id are `sample`.
+
+        Args:
+            num_events: Of the history; no more are made than the model serves. A retrieve needs 1.
+            num_candidates: Of a rank, 1 or more; other tasks have none.
+            task: Rank when not given, if the model has a rank head, else retrieve.
+        """
+
+    @property
+    @abstractmethod
+    def catalogue_version(self) -> str:
+        """Of the items the model knows; kept state does not depend on it."""
+
+    def with_catalogue(self, catalogue: ItemCatalogue) -> Model:
+        """A model of the same weights that knows more items. This one is not modified, and they
+        share all that is the same. Kept K/V stays valid: the weights version stays.
+
+        Raises ConfigError naming the first difference, when the catalogue does anything but add
+        items, or the model cannot take a new one.
+        """
+        raise ConfigError(
+            f"model {self.spec.name} cannot take catalogue {catalogue.settings.version!r}: its "
+            f"architecture has no item table of its own; load it as another model"
+        )
 
     @abstractmethod
     def history_intervals(self, start: int, stop: int, length: int) -> Intervals:

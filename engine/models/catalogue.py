@@ -1,9 +1,10 @@
-"""From catalogue ids to rows of the item table."""
+"""From catalogue ids to rows of the item table. numpy only."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from engine.errors import ConfigError
 from engine.types import Int64Array
 
 _DENSE_IDS = 1 << 22
@@ -34,3 +35,24 @@ class ItemLookup:
         np.minimum(place, len(self._sorted_ids) - 1, out=place)
         is_known = self._sorted_ids[place] == item_ids
         return np.where(is_known, self._sorted_rows[place], -1)
+
+
+def check_item_ids(item_ids: Int64Array, num_rows: int, first_row: int, source: str) -> None:
+    """Raise ConfigError unless ids int64 [num_items] are distinct, >= 0, and fit into the rows."""
+    problem = None
+    if not len(item_ids):
+        problem = "is empty"
+    elif first_row + len(item_ids) > num_rows:
+        problem = (
+            f"has {len(item_ids)} items from row {first_row} on, but embeddings.item has "
+            f"{num_rows} rows: raise num_rows of the feature `item`"
+        )
+    elif int(item_ids.min()) < 0:
+        problem = f"holds the negative id {int(item_ids.min())}"
+    else:
+        ordered = np.sort(item_ids)
+        is_repeated = ordered[1:] == ordered[:-1]
+        if is_repeated.any():
+            problem = f"holds id {int(ordered[1:][is_repeated][0])} more than once"
+    if problem is not None:
+        raise ConfigError(f"{source}: catalogue.item_ids {problem}")

@@ -223,19 +223,29 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the catalogue's item ids map to.
 
+    A model that runs can take a new item table that adds items (`Model.with_catalogue`).
+
     The ids stand in `model.safetensors` as `catalogue.item_ids` [num_items] int64, strictly
     increasing per row order not required; item k has table row k + first_row.
 
     Attributes:
+        version: Of the items and their table; another weights version is not needed to add some.
         first_row: Table row of the first catalogue item (rows before it are padding or unk).
         unknown_history, unknown_candidates: What an id that is not in the catalogue does.
         unk_row: Table row that "unk" uses.
     """
 
+    version: str = "1"
     first_row: int = 0
     unknown_history: Literal["error", "drop", "unk"] = "drop"
     unknown_candidates: Literal["error", "unk"] = "error"
     unk_row: int = 0
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.version) and "/" not in self.version,
+            f"catalogue.version is {self.version!r}: give a text without /",
+        )
 
 
 class RankHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

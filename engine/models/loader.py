@@ -7,34 +7,40 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from engine.errors import ConfigError
-from engine.models.base import Model
-from engine.models.config import ModelConfig
+from engine.models.base import ItemCatalogue, Model
+from engine.models.catalogue import check_item_ids
+from engine.models.config import Catalogue, ModelConfig
 from engine.models.hstu.tensors import Shape, expected_shapes
 
 CONFIG_FILE = "config.json"
 TENSOR_FILE = "model.safetensors"
+ITEM_IDS = "catalogue.item_ids"
+ITEM_TABLE = "embeddings.item"
 
 
-def load_model_dir(path: str | os.PathLike[str]) -> Model:
+def load_model_dir(path: str | os.PathLike[str], weights_version: str | None = None) -> Model:
     """The model of a directory, ready to run on the CPU.
 
+    weights_version: Instead of the one that config.json names.
     Raises ConfigError that names the file, and the key or all the tensors that do not fit.
     """
     from engine.models.registry import model_factory
 
     directory = Path(path)
     config = _read_config(directory / CONFIG_FILE)
+    if weights_version is not None:
+        config["weights_version"] = weights_version
     layers = config.get("layers")
     architecture = layers.get("architecture", "hstu") if isinstance(layers, dict) else "hstu"
     if not isinstance(architecture, str):
@@ -43,6 +49,31 @@ def load_model_dir(path: str | os.PathLike[str]) -> Model:
         )
     factory = model_factory(architecture)
     return factory(config, _read_tensors(directory / TENSOR_FILE), str(directory))
+
+
+def load_catalogue(path: str | os.PathLike[str]) -> ItemCatalogue:
+    """The catalogue of a model directory, for `Model.with_catalogue`: its item ids, their table
+    and the section `catalogue` of config.json. Everything else in the directory is ignored.
+
+    Raises ConfigError that names the file, and the key or the tensor.
+    """
+    directory = Path(path)
+    config = _read_config(directory / CONFIG_FILE)
+    try:
+        settings = msgspec.convert(config.get("catalogue", {}), Catalogue)
+    except (msgspec.ValidationError, ConfigError) as error:
+        raise ConfigError(f"{directory / CONFIG_FILE}: catalogue: {error}") from error
+    file = directory / TENSOR_FILE
+    tensors = _read_tensors(file, only=(ITEM_IDS, ITEM_TABLE))
+    item_ids, table = tensors[ITEM_IDS], tensors[ITEM_TABLE]
+    if item_ids.dtype != torch.int64 or item_ids.dim() != 1:
+        raise ConfigError(
+            f"{file}: {ITEM_IDS} is {_dtype_text(item_ids)} {list(item_ids.shape)}, expected int64 "
+            "[num_items]"
+        )
+    if not table.is_floating_point():
+        raise ConfigError(f"{file}: {ITEM_TABLE} is {_dtype_text(table)}, expected a float type")
+    return ItemCatalogue(settings=settings, item_ids=item_ids.numpy(), table=table)
 
 
 def save_model_dir(
@@ -61,6 +92,8 @@ def save_model_dir(
     save_file(contiguous, tensor_part)
     config_part = directory / (CONFIG_FILE + ".part")
     config_part.write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
+    # safetensors lets nobody but the owner read its file; both get what the umask gives.
+    tensor_part.chmod(stat.S_IMODE(config_part.stat().st_mode))
     tensor_part.replace(directory / TENSOR_FILE)
     config_part.replace(directory / CONFIG_FILE)
 
@@ -86,7 +119,7 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, torch.Tensor], sour
         tensor = tensors[name]
         if not _fits(tuple(tensor.shape), shape):
             problems.append(f"{name} is {list(tensor.shape)}, expected {_shape_text(shape)}")
-        if name == "catalogue.item_ids":
+        if name == ITEM_IDS:
             if tensor.dtype != torch.int64:
                 problems.append(f"{name} is {_dtype_text(tensor)}, expected int64")
         elif not tensor.is_floating_point():
@@ -97,29 +130,12 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, torch.Tensor], sour
                  for name in tensors if name not in expected]  # fmt: skip
     if problems:
         raise ConfigError(f"{source}: " + "; ".join(problems))
-    _check_catalogue(config, tensors["catalogue.item_ids"], source)
-
-
-def _check_catalogue(config: ModelConfig, item_ids: torch.Tensor, source: str) -> None:
-    num_items, first_row = len(item_ids), config.catalogue.first_row
-    num_rows = config.inputs.features[0].num_rows
-    problem = None
-    if not num_items:
-        problem = "is empty"
-    elif first_row + num_items > num_rows:
-        problem = (
-            f"has {num_items} items from row {first_row} on, but embeddings.item has {num_rows} "
-            "rows: raise num_rows of the feature `item`"
-        )
-    elif int(item_ids.min()) < 0:
-        problem = f"holds the negative id {int(item_ids.min())}"
-    else:
-        ordered = np.sort(item_ids.numpy())
-        is_repeated = ordered[1:] == ordered[:-1]
-        if is_repeated.any():
-            problem = f"holds id {int(ordered[1:][is_repeated][0])} more than once"
-    if problem is not None:
-        raise ConfigError(f"{source}: catalogue.item_ids {problem}")
+    check_item_ids(
+        tensors[ITEM_IDS].numpy(),
+        config.inputs.features[0].num_rows,
+        config.catalogue.first_row,
+        source,
+    )
 
 
 def _read_config(file: Path) -> dict[str, Any]:
@@ -136,9 +152,15 @@ def _read_config(file: Path) -> dict[str, Any]:
     return config
 
 
-def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
+def _read_tensors(file: Path, only: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+    """All tensors, or only the named ones; a named one that is not there is a ConfigError."""
     try:
-        return load_file(file)
+        with safe_open(file, framework="pt") as stored:
+            held = list(stored.keys())
+            missing = [name for name in only or () if name not in held]
+            if missing:
+                raise ConfigError(f"{file}: {', '.join(missing)} is missing")
+            return {name: stored.get_tensor(name) for name in only or held}
     except FileNotFoundError as error:
         raise ConfigError(
             f"{file} is missing: a model directory holds {CONFIG_FILE} and {TENSOR_FILE}"

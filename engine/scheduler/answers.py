@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.block_manager.fingerprint import HashChain
 from engine.metrics import Metrics
-from engine.models.base import ModelSpec, PreparedRequest
+from engine.scheduler.delta import NO_BASE, next_base, serves_deltas
 from engine.scheduler.request import ScheduledRequest
 from engine.types import Response, Reuse, Usage
 
@@ -14,10 +13,7 @@ from engine.types import Response, Reuse, Usage
 class Answers:
     """Builds responses and counts them. Owned by the core thread."""
 
-    def __init__(self, spec: ModelSpec, reuse: Reuse, page_size: int, metrics: Metrics) -> None:
-        self._spec = spec
-        self._reuse = reuse
-        self._page_size = page_size
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def response(self, entry: ScheduledRequest, resident_tokens: int, now_s: float) -> Response:
@@ -47,13 +43,14 @@ class Answers:
             return Usage(
                 device_tokens=resident_tokens,
                 history_length=resident_tokens,
-                weights_version=self._spec.weights_version,
-                reuse=self._reuse,
+                weights_version=entry.version.name,
+                reuse=entry.version.reuse,
             )
         device_tokens, host_tokens = entry.device_tokens or 0, entry.host_tokens
-        base_length, fingerprint = 0, ""
-        if chain is not None and not entry.is_transient:
-            base_length, fingerprint = self._delta_base(prepared, chain)
+        base, version = NO_BASE, entry.version
+        can_go_on = serves_deltas(version.spec, version.reuse) and not entry.is_transient
+        if chain is not None and can_go_on:
+            base = next_base(prepared, chain, version.spec)
         is_bypass = entry.is_transient or entry.scratch_reason not in (None, "query_time")
         first_planned_s = entry.first_planned_s or entry.admitted_s
         return Usage(
@@ -62,28 +59,14 @@ class Answers:
             computed_tokens=prepared.length - device_tokens - host_tokens,
             history_length=prepared.length,
             suffix_tokens=prepared.suffix_length,
-            base_length=base_length,
-            fingerprint=fingerprint,
-            weights_version=self._spec.weights_version,
-            reuse=Reuse.BYPASS if is_bypass else self._reuse,
+            base_length=base.length,
+            fingerprint=base.fingerprint,
+            weights_version=version.name,
+            reuse=Reuse.BYPASS if is_bypass else version.reuse,
             queue_us=int((first_planned_s - entry.admitted_s) * 1e6),
             onload_wait_us=int(entry.answer.onload_wait_s * 1e6),
             run_us=int(entry.answer.run_s * 1e6),
         )
-
-    def _delta_base(self, prepared: PreparedRequest, chain: HashChain) -> tuple[int, str]:
-        """The last page boundary that is an event boundary and lies before the last event:
-        (events, fingerprint); (0, "") when there is none."""
-        per_event, context = self._spec.tokens_per_event, self._spec.num_context
-        last_event = context + (prepared.num_events - 1) * per_event
-        for pages in range(min(last_event, prepared.length) // self._page_size, 0, -1):
-            tokens = pages * self._page_size - context
-            if tokens < 0:
-                break
-            if tokens % per_event == 0:
-                events = prepared.start_event + tokens // per_event
-                return events, f"{int(chain.boundaries[pages - 1]):016x}"
-        return 0, ""
 
     def _count(self, entry: ScheduledRequest, usage: Usage, now_s: float) -> None:
         metrics = self._metrics

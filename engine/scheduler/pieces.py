@@ -15,6 +15,7 @@ import numpy as np
 from engine.block_manager.reservation import Reservation
 from engine.models.base import PreparedRequest
 from engine.scheduler.request import ScheduledRequest
+from engine.scheduler.version import ServedVersion
 from engine.types import Int64Array
 
 NO_SUFFIX: Int64Array = np.empty(0, dtype=np.int64)
@@ -72,6 +73,11 @@ class StepPlan:
     is_scratch: bool = False
     is_uncut: bool = False
     is_closed: bool = False
+
+    @property
+    def version(self) -> ServedVersion:
+        """The weights version of its pieces, of which there is at least one."""
+        return self.pieces[0].entry.version
 
     def remove(self, piece: Piece) -> None:
         """The piece was given up before the step started; its onload stays counted."""

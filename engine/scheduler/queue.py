@@ -2,7 +2,7 @@
 
 Order is priority with ageing: `arrival + priority * ageing`, a constant per request, so a waiting
 request climbs past later ones of better priority after that many seconds. Requests of one user
-keep their order of admission whatever their priority.
+under one weights version keep their order of admission whatever their priority.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from engine.config import SchedulerConfig
 from engine.errors import EngineError, Overloaded
-from engine.scheduler.request import ScheduledRequest, User
+from engine.scheduler.request import Line, ScheduledRequest
 
 
 def _place(entry: ScheduledRequest) -> tuple[bool, float, int]:
@@ -21,12 +21,12 @@ def _place(entry: ScheduledRequest) -> tuple[bool, float, int]:
 
 
 class RequestQueue:
-    """Waiting requests, and each user's line of unfinished ones. Owned by the core thread."""
+    """Waiting requests, and the lines of unfinished ones. Owned by the core thread."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
         self._waiting: list[ScheduledRequest] = []
-        self._lines: dict[User, deque[ScheduledRequest]] = {}
+        self._lines: dict[Line, deque[ScheduledRequest]] = {}
         self._num_tokens = 0
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ class RequestQueue:
         return iter(self._waiting)
 
     def refuse_reason(
-        self, user: User, num_tokens: int, retry_after_s: float
+        self, line: Line, num_tokens: int, retry_after_s: float
     ) -> EngineError | None:
         """Why a request of that size cannot come in now, or None."""
         config = self._config
@@ -58,21 +58,21 @@ class RequestQueue:
                 value=self._num_tokens + num_tokens,
                 retry_after_s=retry_after_s,
             )
-        line = self._lines.get(user)
-        if line is not None and len(line) >= config.max_queue_requests_per_user:
+        num_own = len(self._lines.get(line, ()))
+        if num_own >= config.max_queue_requests_per_user:
             return Overloaded(
-                f"{len(line)} requests of this user are unfinished, the limit is "
+                f"{num_own} requests of this user are unfinished, the limit is "
                 f"max_queue_requests_per_user={config.max_queue_requests_per_user}: "
                 f"retry in {retry_after_s:.0f} s",
                 limit=config.max_queue_requests_per_user,
-                value=len(line),
+                value=num_own,
                 retry_after_s=retry_after_s,
             )
         return None
 
     def admit(self, entry: ScheduledRequest) -> None:
-        """Take a new request at the end of its user's line."""
-        self._lines.setdefault(entry.user, deque()).append(entry)
+        """Take a new request at the end of its line."""
+        self._lines.setdefault(entry.line, deque()).append(entry)
         self.put(entry)
 
     def put(self, entry: ScheduledRequest) -> None:
@@ -81,25 +81,25 @@ class RequestQueue:
         self._num_tokens += entry.num_tokens
 
     def take(self, entry: ScheduledRequest) -> None:
-        """The request no longer waits; it stays in its user's line until `finish`."""
+        """The request no longer waits; it stays in its line until `finish`."""
         index = bisect_left(self._waiting, entry.place, key=_place)
         assert self._waiting[index] is entry
         del self._waiting[index]
         self._num_tokens -= entry.num_tokens
 
     def finish(self, entry: ScheduledRequest) -> None:
-        """The request has ended: the next one in its user's line may go."""
-        line = self._lines[entry.user]
+        """The request has ended: the next one in its line may go."""
+        line = self._lines[entry.line]
         line.remove(entry)
         if not line:
-            del self._lines[entry.user]
+            del self._lines[entry.line]
 
-    def is_first_of_user(self, entry: ScheduledRequest) -> bool:
-        return self._lines[entry.user][0] is entry
+    def is_first_in_line(self, entry: ScheduledRequest) -> bool:
+        return self._lines[entry.line][0] is entry
 
-    def unfinished_of(self, user: User) -> list[ScheduledRequest]:
-        """All unfinished requests of a user, oldest first."""
-        return list(self._lines.get(user, ()))
+    def unfinished_of(self, line: Line) -> list[ScheduledRequest]:
+        """All unfinished requests of a line, oldest first."""
+        return list(self._lines.get(line, ()))
 
     @property
     def has_unfinished(self) -> bool:

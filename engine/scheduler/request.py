@@ -9,14 +9,16 @@ from engine.block_manager.fingerprint import HashChain
 from engine.block_manager.user_state import UserKey
 from engine.models.base import PreparedRequest
 from engine.scheduler.life import Event, State, fire
+from engine.scheduler.version import ServedVersion
 from engine.types import Float32Array, Int64Array, Request
 
 
-class User(NamedTuple):
-    """Whose requests are answered in order."""
+class Line(NamedTuple):
+    """Whose requests run one after the other, in the order of their admission."""
 
     namespace: str
     user_id: str
+    weights_version: str
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -36,6 +38,7 @@ class ScheduledRequest:
     """Owned by the core thread.
 
     Attributes:
+        version: The weights it is bound to, from admission to its end.
         prepared, chain: None only for the prefetch of a known state without a history.
         key: Which state it reads and extends; a key of its own when it must not share one.
         sequence: Order of admission.
@@ -54,6 +57,7 @@ class ScheduledRequest:
     """
 
     request: Request
+    version: ServedVersion
     prepared: PreparedRequest | None
     chain: HashChain | None
     key: UserKey
@@ -78,8 +82,8 @@ class ScheduledRequest:
         self.state = fire(self.state, event)
 
     @property
-    def user(self) -> User:
-        return User(self.request.namespace, self.request.user_id)
+    def line(self) -> Line:
+        return Line(self.request.namespace, self.request.user_id, self.version.name)
 
     @property
     def place(self) -> tuple[bool, float, int]:
@@ -101,6 +105,13 @@ class ScheduledRequest:
         """The state it was found in is gone: hits are counted anew at the next planning."""
         self.device_tokens = None
         self.host_tokens = 0
+
+    def leave_cache(self, reason: str) -> None:
+        """Run outside the cache from now on, in one piece."""
+        self.scratch_reason = reason
+        self.chain = None
+        self.needs_refresh = False
+        self.forget_hits()
 
     def leave_state(self) -> None:
         """Its user is forgotten: what comes after a piece in flight shares no state."""

@@ -2,8 +2,8 @@
 
 `plan` walks the queue in order and takes one piece of each request that may go, until a budget is
 full. Look-up and reservation of a piece are one act, so what a plan counts on is there when it
-runs. A plan may be made while another step runs: it takes free pages, or evicts users of neither
-step.
+runs. A step runs one weights version: that of its first piece. A plan may be made while another
+step runs: it takes free pages, or evicts users of neither step.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from engine.block_manager.manager import BlockManager
 from engine.block_manager.reservation import Lookup
 from engine.block_manager.user_state import UserKey
 from engine.config import SchedulerConfig
-from engine.models.base import ModelSpec, PreparedRequest
-from engine.scheduler.cost import CostModel
+from engine.errors import HistoryNeeded
+from engine.models.base import PreparedRequest
+from engine.scheduler.delta import history_needed
 from engine.scheduler.life import Event
 from engine.scheduler.pieces import (
     NO_SUFFIX,
@@ -27,7 +28,7 @@ from engine.scheduler.pieces import (
     shape_piece,
 )
 from engine.scheduler.queue import RequestQueue
-from engine.scheduler.request import ScheduledRequest
+from engine.scheduler.request import Line, ScheduledRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -39,12 +40,16 @@ class Planned:
         added: Pieces this pass added to it.
         moves: Pieces without rows (prefetches whose rows all exist): only their copies run.
         settled: Prefetches that have nothing to move.
+        unfit: Requests that can never fit any more: their version's share of the pool has shrunk.
+        refused: Delta requests whose base is not known any more, each with what it ends with.
     """
 
     step: StepPlan
     added: list[Piece] = field(default_factory=list)
     moves: list[Piece] = field(default_factory=list)
     settled: list[ScheduledRequest] = field(default_factory=list)
+    unfit: list[ScheduledRequest] = field(default_factory=list)
+    refused: list[tuple[ScheduledRequest, HistoryNeeded]] = field(default_factory=list)
 
 
 class Scheduler:
@@ -53,20 +58,17 @@ class Scheduler:
     def __init__(
         self,
         config: SchedulerConfig,
-        spec: ModelSpec,
         manager: BlockManager,
         queue: RequestQueue,
-        cost: CostModel,
         *,
+        bytes_per_token: int,
         max_onload_bytes: int = 0,
     ) -> None:
         self._config = config
-        self._spec = spec
         self._manager = manager
         self._queue = queue
-        self._cost = cost
         self._max_onload_bytes = max_onload_bytes
-        self._bytes_per_token = spec.bytes_per_token_layer * spec.num_layers
+        self._bytes_per_token = bytes_per_token
         self._num_plans = 0
 
     def plan(
@@ -79,22 +81,38 @@ class Scheduler:
             upcoming = StepPlan(number=self._num_plans)
         planned = Planned(upcoming)
         held = [*in_flight, *(piece.entry for piece in upcoming.pieces)]
-        busy = {entry.user for entry in held}
+        busy = {entry.line for entry in held}
         protected = [entry.key for entry in held]
+        blocked: set[str] = set()
         for entry in list(self._queue):
             if upcoming.is_closed:
                 break
-            if entry.user in busy or not self._queue.is_first_of_user(entry):
+            if not self._may_go(entry, upcoming, busy, blocked):
                 continue
             had_to_wait = entry.was_passed_over
             piece = self._plan_piece(entry, planned, protected)
             if piece is not None:
-                busy.add(entry.user)
+                busy.add(entry.line)
                 protected.append(entry.key)
                 self._take(entry, now_s)
             elif had_to_wait:
-                break
+                blocked.add(entry.version.name)
         return planned
+
+    def _may_go(
+        self,
+        entry: ScheduledRequest,
+        upcoming: StepPlan,
+        busy: Collection[Line],
+        blocked: Collection[str],
+    ) -> bool:
+        """It is the first of its line, which has no piece in flight; its version is the step's;
+        and no older request of its version, passed over once before, lacks space again."""
+        if entry.line in busy or not self._queue.is_first_in_line(entry):
+            return False
+        if upcoming.pieces and upcoming.version is not entry.version:
+            return False
+        return entry.version.name not in blocked
 
     def _take(self, entry: ScheduledRequest, now_s: float) -> None:
         self._queue.take(entry)
@@ -154,10 +172,16 @@ class Scheduler:
     ) -> Piece | None:
         chain = entry.chain
         assert chain is not None
+        if not self._manager.fits(prepared.length, entry.version.name):
+            planned.unfit.append(entry)
+            return None
         if entry.needs_refresh:
             self._manager.refresh(entry.key)
             entry.needs_refresh = False
         lookup = self._manager.lookup(entry.key, chain)
+        if lookup.matched < prepared.base_rows:
+            planned.refused.append((entry, history_needed(entry.request, prepared)))
+            return None
         shape = self._shape(entry, prepared, lookup, planned.step)
         if shape is None:
             return None
@@ -177,7 +201,7 @@ class Scheduler:
         if shape.num_rows == 0:
             planned.moves.append(piece)
             return piece
-        if self._runs_uncut(lookup):
+        if self._runs_uncut(entry, lookup):
             planned.step.is_uncut = planned.step.is_closed = True
         self._add(piece, prepared, planned)
         return piece
@@ -188,7 +212,7 @@ class Scheduler:
         """The piece that the budgets allow, or None for another step."""
         config = self._config
         start = lookup.matched
-        is_uncut = self._runs_uncut(lookup) and prepared.length > start
+        is_uncut = self._runs_uncut(entry, lookup) and prepared.length > start
         if is_uncut and step.pieces:
             return None
         max_rows = config.max_uncut_tokens if is_uncut else config.max_batch_tokens
@@ -213,7 +237,7 @@ class Scheduler:
         if self._max_onload_bytes and onload_bytes > self._max_onload_bytes:
             return None
         if config.max_step_ms:
-            predicted_s = self._cost.predict_s(
+            predicted_s = entry.version.cost.predict_s(
                 step.num_rows + shape.num_rows,
                 step.num_pairs + shape.num_pairs(prepared.length),
             )
@@ -221,9 +245,10 @@ class Scheduler:
                 return None
         return shape
 
-    def _runs_uncut(self, lookup: Lookup) -> bool:
+    def _runs_uncut(self, entry: ScheduledRequest, lookup: Lookup) -> bool:
         """Bidirectional contextual rows must meet the whole history in one piece."""
-        return self._spec.has_bidirectional_context and lookup.matched < self._spec.num_context
+        spec = entry.version.spec
+        return spec.has_bidirectional_context and lookup.matched < spec.num_context
 
     def _add(self, piece: Piece, prepared: PreparedRequest, planned: Planned) -> None:
         step = planned.step

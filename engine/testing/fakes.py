@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from engine.core_parts import ServedModel
+from engine.errors import EngineError
+from engine.models.base import Model
 from engine.transfer.jobs import CopyEngine, CopyJob, CopyProgress, Direction
 
 T = TypeVar("T")
@@ -43,6 +46,48 @@ class Ended(NamedTuple, Generic[T]):
         if self.error is not None:
             raise self.error
         return self.value
+
+
+class ManualLoader:
+    """A model loader whose loads end when the test says so.
+
+    Attributes:
+        running: Path of the load under way.
+    """
+
+    def __init__(self) -> None:
+        self.running: str | None = None
+        self._ended: dict[str, ServedModel | EngineError] = {}
+
+    def load(
+        self, path: str, version: str | None, beside: Model
+    ) -> Callable[[], ServedModel | None]:
+        return self._start(path)
+
+    def grow(self, path: str, model: Model) -> Callable[[], ServedModel | None]:
+        return self._start(path)
+
+    def end(self, ended: ServedModel | EngineError) -> None:
+        """The load under way ends with that."""
+        assert self.running is not None, "no load is under way"
+        self._ended[self.running] = ended
+        self.running = None
+
+    def close(self) -> None:
+        pass
+
+    def _start(self, path: str) -> Callable[[], ServedModel | None]:
+        assert self.running is None, "one load at a time"
+        self.running = path
+        self._ended.pop(path, None)
+
+        def result() -> ServedModel | None:
+            ended = self._ended.get(path)
+            if isinstance(ended, EngineError):
+                raise ended
+            return ended
+
+        return result
 
 
 class ManualExecutor(Generic[T]):

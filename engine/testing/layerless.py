@@ -13,14 +13,12 @@ from collections.abc import Callable, Sequence
 from engine.block_manager.manager import BlockManager
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.core_parts import CoreParts
+from engine.core_parts import CoreParts, ServedModel, describe_served
 from engine.metrics import Metrics
 from engine.models.base import Model
-from engine.models.reuse import derive_reuse
 from engine.platforms.cpu import Wake
 from engine.runner.step import PieceResult, PieceWork, StepResult
-from engine.testing.fakes import Ended, ManualCopyEngine
-from engine.types import ModelInfo
+from engine.testing.fakes import Ended, ManualCopyEngine, ManualLoader
 
 
 class NoLayers:
@@ -59,7 +57,6 @@ def layerless_core(model: Model, config: EngineConfig, *, num_chunks: int) -> En
     """A core around the model's front. The host tier has `num_chunks` chunks of no bytes; the
     config's `host_bytes` is not read."""
     cache = config.cache
-    reuse, reason = derive_reuse(model.spec)
     wake, metrics, copies = Wake(), Metrics(), ManualCopyEngine()
     manager = BlockManager(
         num_pages=cache.device_pages,
@@ -72,30 +69,18 @@ def layerless_core(model: Model, config: EngineConfig, *, num_chunks: int) -> En
         page_bytes_all_layers=1,
         clock=time.monotonic,
     )
-    info = ModelInfo(
-        name=model.spec.name,
-        weights_version=model.spec.weights_version,
-        dtype=model.spec.dtype,
-        tasks=model.spec.tasks,
-        max_history_tokens=model.spec.max_history_tokens,
-        max_batch_tokens=config.scheduler.max_batch_tokens,
-        reuse=reuse,
-        reuse_reason=reason,
-        backend="none",
-        exactness="none",
-        cache_tiers=cache.tiers,
-        page_size=cache.page_size,
-        chunk_size=cache.chunk_size,
-        token_bytes=1,
-        **model.describe()._asdict(),
-    )
     return EngineCore(
         CoreParts(
             config=config,
-            model=model,
-            info=info,
+            served=ServedModel(
+                model=model,
+                info=describe_served(
+                    model, config, backend="none", exactness="none", token_bytes=1
+                ),
+                runner=NoLayers(),
+            ),
+            loader=ManualLoader(),
             manager=manager,
-            runner=NoLayers(),
             copies=copies,
             executor=OnePassLate(wake),
             wake=wake,

@@ -12,6 +12,16 @@ import sys
 
 import numpy as np
 
+from engine.commands import (
+    Command,
+    CoreMessage,
+    ForgetUser,
+    Forgotten,
+    QueryStats,
+    Reply,
+    ServedWeights,
+    Statistics,
+)
 from engine.config import EngineConfig
 from engine.core_process import run_process
 from engine.errors import (
@@ -28,8 +38,6 @@ from engine.metrics import Metrics
 from engine.types import (
     CoreStats,
     FeatureInfo,
-    ForgetDone,
-    Forgotten,
     ModelInfo,
     Outcome,
     Request,
@@ -86,13 +94,13 @@ class FakeCore:
     """The face of EngineCore over a dictionary."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.info = INFO
+        self.served = ServedWeights(active=INFO.weights_version, infos=(INFO,))
         self.wake = NoWake()
         self.metrics = Metrics()
         self._limit = config.scheduler.max_queue_requests
         self._live: dict[str, Request] = {}
         self._passes: dict[str, int] = {}
-        self._outbox: list[Outcome | ForgetDone] = []
+        self._outbox: list[CoreMessage] = []
         self._refusal: EngineError | None = None
 
     @property
@@ -114,11 +122,19 @@ class FakeCore:
         if request is not None:
             self._emit_error(request, Cancelled("cancelled"))
 
-    def forget(self, namespace: str, user_id: str, ticket: str) -> None:
-        forgotten = Forgotten(device_tokens=len(user_id), host_tokens=len(namespace))
-        self._outbox.append(ForgetDone(ticket=ticket, forgotten=forgotten))
+    def run(self, ticket: str, command: Command) -> None:
+        match command:
+            case ForgetUser(namespace=namespace, user_id=user_id):
+                removed = Forgotten(device_tokens=len(user_id), host_tokens=len(namespace))
+                self._outbox.append(Reply(ticket=ticket, result=removed))
+            case QueryStats():
+                result = Statistics(stats=self.stats())
+                self._outbox.append(Reply(ticket=ticket, result=result))
+            case _:
+                error = InvalidRequest(f"the fake core knows no {type(command).__name__}")
+                self._outbox.append(Reply(ticket=ticket, error=to_record(error)))
 
-    def take_outbox(self) -> list[Outcome | ForgetDone]:
+    def take_outbox(self) -> list[CoreMessage]:
         outbox, self._outbox = self._outbox, []
         return outbox
 

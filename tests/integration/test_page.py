@@ -98,7 +98,6 @@ def test_page_loads_without_errors_and_asks_no_other_server(
             errors.append(message.text) if message.type in ("error", "warning") else None
         ),
     )
-    page.route("**/v1/users*", lambda route: route.fulfill(json={"users": [], "total": 0}))
     visit(page, server)
     polls_before = len([url for url in asked if url.endswith("/v1/metrics.json")])
     page.wait_for_event("response", lambda answer: answer.url.endswith("/v1/metrics.json"))
@@ -126,6 +125,8 @@ def test_numbers_follow_the_traffic(page: Page, server: ServerProcess) -> None:
     # The second request found 64 of its 65 tokens.
     recent = page.locator('#hits [data-when="recent"] [data-source="device"] strong')
     expect(recent).not_to_have_text("0 %")
+    page.locator("#users-refresh").click()
+    expect(page.locator("#users tbody tr").first).to_contain_text("traffic")
     expect(page.locator("#latency tbody tr").first).to_contain_text("ms")
     expect(page.locator("#load .legend").first).to_contain_text("rank")
 
@@ -370,11 +371,11 @@ def test_key_is_asked_for_and_kept_for_the_tab(page: Page, featured: ServerProce
 
 
 USERS = {
-    "users": [
+    "states": [
         {
             "namespace": "shop", "user_id": "<b>u1</b>", "weights_version": "7",
             "device_tokens": 1200, "host_tokens": 1000, "pages": 150, "chunks": 32,
-            "residency": "device", "last_used_s_ago": 2.5,
+            "residency": "device", "length": 1200, "idle_s": 2.5, "fingerprint": "00ff",
         },
     ],
     "total": 41,
@@ -388,7 +389,7 @@ def test_users_are_listed_by_tier(page: Page, featured: ServerProcess) -> None:
     expect(row.locator("td")).to_have_text(
         ["<b>u1</b>", "shop", "7", "", "1,200", "1,000", "150", "32", "2 s ago"]
     )
-    expect(page.locator("#users .note")).to_have_text("1 of 41 users")
+    expect(page.locator("#users .note")).to_have_text("1 of 41 states, the last used first")
     with page.expect_request("**/v1/users?limit=100&tier=host"):
         page.locator("#users-tier").select_option("host")
 

@@ -100,6 +100,33 @@ def test_the_client_ranks_and_retrieves(client: triton.InferenceServerClient) ->
     assert answer.as_numpy("user_embedding").ndim == 1
 
 
+def test_the_client_sends_only_what_is_new(client: triton.InferenceServerClient) -> None:
+    history = [(7 * event) % 500 for event in range(40)]
+    candidates = int64("candidates", [11, 3])
+    first = client.infer(
+        MODEL, [user("d1"), int64("history", history), candidates], outputs=wanted("scores")
+    )
+    said = first.get_response()["parameters"]
+    assert said["base_length"] == 32
+    base = {"base_length": 32, "base_fingerprint": said["fingerprint"]}
+    history += [9, 8]
+    new = int64("history", history[32:])
+    delta = client.infer(
+        MODEL, [user("d1"), new, candidates], outputs=wanted("scores"), parameters=base
+    )
+    whole = client.infer(
+        MODEL, [user("d2"), int64("history", history), candidates], outputs=wanted("scores")
+    )
+    np.testing.assert_array_equal(delta.as_numpy("scores"), whole.as_numpy("scores"))
+    usage = delta.get_response()["parameters"]
+    assert (usage["device_tokens"], usage["computed_tokens"]) == (40, 2)
+    with pytest.raises(triton.InferenceServerException, match="send the whole history") as error:
+        client.infer(
+            MODEL, [user("d3"), new, candidates], outputs=wanted("scores"), parameters=base
+        )
+    assert error.value.status() == "409"
+
+
 def test_the_client_gets_typed_errors(client: triton.InferenceServerClient) -> None:
     with pytest.raises(triton.InferenceServerException, match="history_typo"):
         client.infer(

@@ -7,6 +7,8 @@ the bookkeeping holds.
 
 import itertools
 import os
+from collections import Counter
+from typing import NamedTuple
 
 import hypothesis.strategies as st
 import numpy as np
@@ -54,6 +56,7 @@ REQUESTS = st.lists(
             "task": st.sampled_from([Task.RANK, Task.RANK, Task.RETRIEVE, Task.PREFETCH]),
             "cache": st.sampled_from(["use"] * 8 + ["refresh", "bypass"]),
             "shorter": st.sampled_from([0, 0, 0, 1, 5]),
+            "is_delta": st.booleans(),
             "candidates": st.lists(ITEMS, min_size=2, max_size=8).map(
                 lambda items: items[: len(items) // 2 * 2]
             ),
@@ -78,7 +81,25 @@ def _history(config, events, salt):
     return history
 
 
-def make_machine(config, path, backend):
+class Base(NamedTuple):
+    """What an answer said about where a delta may start, and the events it was about."""
+
+    events: list[int]
+    length: int
+    fingerprint: str
+
+    def goes_with(self, events):
+        """An honest client sends a delta only of a history whose older events are the same."""
+        length = self.length
+        return 0 < length < len(events) and events[:length] == self.events[:length]
+
+
+NO_BASE = Base([], 0, "")
+
+
+def make_machine(config, path, backend, delta_outcomes):
+    """`delta_outcomes` counts what delta requests ended with."""
+
     class Machine(RuleBasedStateMachine):
         @initialize(
             page_size=st.sampled_from([1, 3, 4, 8]),
@@ -125,6 +146,8 @@ def make_machine(config, path, backend):
             }
             self.older = dict(self.histories)
             self.segment = dict.fromkeys(USERS, 0)
+            self.bases = dict.fromkeys(USERS, NO_BASE)
+            self.wholes = {}
 
         # What a user's history becomes
 
@@ -176,9 +199,8 @@ def make_machine(config, path, backend):
 
         # Requests
 
-        def _request(self, user, task, cache="use", shorter=0, candidates=(3, 5)):
-            events = self.histories[user]
-            events = events[: len(events) - shorter] if shorter else events
+        def _request(self, user, task, events, base=NO_BASE, cache="use", candidates=(3, 5)):
+            """A request on the events; with a base, only those after it are sent."""
             salt = USERS.index(user)
             options = {}
             if config.inputs.context:
@@ -190,12 +212,15 @@ def make_machine(config, path, backend):
                 options["candidates"] = items
             if task is Task.RETRIEVE and not events:
                 return None
+            history = _history(config, events, salt)
             return build_request(
                 task=task,
                 user_id=user,
-                history=_history(config, events, salt),
+                history={name: column[base.length :] for name, column in history.items()},
                 cache=cache,
                 request_id=f"q{next(_numbers)}",
+                base_length=base.length,
+                base_fingerprint=base.fingerprint,
                 **options,
             )
 
@@ -206,9 +231,16 @@ def make_machine(config, path, backend):
                 task, cache = want["task"], want["cache"]
                 if task is Task.PREFETCH and cache == "bypass":
                     cache = "use"
-                shorter = min(want["shorter"], len(self.histories[want["user"]]))
-                request = self._request(want["user"], task, cache, shorter, want["candidates"])
+                user, candidates = want["user"], want["candidates"]
+                events = self.histories[user]
+                events = events[: max(0, len(events) - want["shorter"])]
+                base = NO_BASE
+                if want["is_delta"] and cache == "use" and self.bases[user].goes_with(events):
+                    base = self.bases[user]
+                request = self._request(user, task, events, base, cache, candidates)
                 if request is not None:
+                    whole = self._request(user, task, events, candidates=candidates)
+                    self.wholes[request.request_id] = whole, events
                     built.append(request)
             return built
 
@@ -223,8 +255,7 @@ def make_machine(config, path, backend):
         def run_batch(self, wanted):
             built = self._build(wanted)
             for request, outcome in zip(built, self.engine.run(built), strict=True):
-                assert outcome.error is None, outcome.error
-                self._check(request, outcome.response)
+                self._check_outcome(request, outcome)
 
         @rule(wanted=REQUESTS, steps=st.integers(0, 4), victims=st.sets(st.integers(0, 4)))
         def batch_with_cancels(self, wanted, steps, victims):
@@ -247,16 +278,28 @@ def make_machine(config, path, backend):
             assert len(by_id) == len(outcomes) == len(built), "one outcome for each request"
             for request in built:
                 outcome = by_id[request.request_id]
-                if outcome.error is not None:
-                    assert request.request_id in cancelled and outcome.error.code == "cancelled"
+                if request.request_id in cancelled and outcome.error is not None:
+                    assert outcome.error.code in ("cancelled", "history_needed")
                 else:
-                    self._check(request, outcome.response)
+                    self._check_outcome(request, outcome)
+
+        def _check_outcome(self, request, outcome):
+            if request.is_delta:
+                code = "ok" if outcome.error is None else outcome.error.code
+                delta_outcomes[code] += 1
+                if code == "history_needed":
+                    return
+            assert outcome.error is None, outcome.error
+            self._check(request, outcome.response)
 
         def _check(self, request, response):
             usage = response.usage
             total = usage.device_tokens + usage.host_tokens + usage.computed_tokens
             assert total == usage.history_length
-            expected = recompute(request)
+            whole, events = self.wholes.pop(request.request_id)
+            if usage.base_length:
+                self.bases[request.user_id] = Base(events, usage.base_length, usage.fingerprint)
+            expected = recompute(whole)
             for name in ("scores", "items", "item_scores"):
                 got, want = getattr(response, name), getattr(expected, name)
                 assert (got is None) == (want is None)
@@ -321,8 +364,9 @@ CASES = [
 def test_cached_equals_recomputed_whatever_happens(name, backend, tmp_path):
     config = CONFIGS[name]
     save_random_model(tmp_path, config)
+    delta_outcomes = Counter()
     run_state_machine_as_test(
-        make_machine(config, tmp_path, backend),
+        make_machine(config, tmp_path, backend, delta_outcomes),
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=STEPS,
@@ -331,3 +375,5 @@ def test_cached_equals_recomputed_whatever_happens(name, backend, tmp_path):
             suppress_health_check=list(HealthCheck),
         ),
     )
+    codes = {"ok", "history_needed"} if name not in ("research", "exact") else set()
+    assert set(delta_outcomes) == codes

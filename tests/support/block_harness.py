@@ -18,7 +18,9 @@ PAGE_BYTES = 1000
 
 
 def key_of(user: str, version: str = "v1", namespace: str = "") -> UserKey:
-    return UserKey(namespace, user, version)
+    """A user is "a", under weights version v1, or "a@v2"."""
+    name, _, named_version = user.partition("@")
+    return UserKey(namespace, name, named_version or version)
 
 
 class Blocks:
@@ -29,8 +31,11 @@ class Blocks:
 
     page_size = 4
 
-    def __init__(self, num_pages: int = 16, num_chunks: int = 16) -> None:
-        self.copies = ManualCopyEngine(is_automatic=False, clock=FakeClock())
+    def __init__(
+        self, num_pages: int = 16, num_chunks: int = 16, eviction_policy: str = "lru"
+    ) -> None:
+        self.clock = FakeClock()
+        self.copies = ManualCopyEngine(is_automatic=False, clock=self.clock)
         self.metrics = Metrics()
         self.manager = BlockManager(
             num_pages=num_pages,
@@ -40,7 +45,8 @@ class Blocks:
             copies=self.copies,
             metrics=self.metrics,
             page_bytes_all_layers=PAGE_BYTES,
-            clock=FakeClock(),
+            clock=self.clock,
+            eviction_policy=eviction_policy,
         )
 
     def chain(self, history: int | list[int]) -> HashChain:
@@ -109,6 +115,20 @@ class Blocks:
         """(device_len, host_len) of users; (0, 0) for one without state."""
         views = [self.manager.user(key_of(user)) for user in users]
         return [(view.device_len, view.host_len) if view else (0, 0) for view in views]
+
+    def used(self) -> dict[str, tuple[int, int, int]]:
+        """By weights version: pages, chunks and users that can be found."""
+        return {
+            entry.version: (entry.pages_used, entry.chunks_used, entry.num_users)
+            for entry in self.manager.usage().by_version
+        }
+
+    def quotas(self) -> dict[str, tuple[int | None, int | None]]:
+        """By weights version: its quota of pages and of chunks."""
+        return {
+            entry.version: (entry.quota_pages, entry.quota_chunks)
+            for entry in self.manager.usage().by_version
+        }
 
     def evict_device(self) -> None:
         """Take the whole device for one request, then forget it."""

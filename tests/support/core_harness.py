@@ -10,31 +10,33 @@ the request's own. Free pages are poisoned.
 import functools
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 from engine_models import CONFIGS
 from xxhash import xxh3_64_intdigest
 
 from engine.block_manager.manager import BlockManager
-from engine.config import CacheConfig, EngineConfig, SchedulerConfig, TransferConfig
+from engine.block_manager.user_state import UserKey
+from engine.commands import ForgetUser, Forgotten, LoadWeights, Reply, ServedWeights
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig, TransferConfig, WeightsConfig
 from engine.core import EngineCore
-from engine.core_parts import CoreParts
+from engine.core_parts import CoreParts, ServedModel, describe_served
 from engine.metrics import Metrics
 from engine.models.hstu.model import HstuModel
-from engine.models.reuse import derive_reuse
 from engine.request_builder import build_request
 from engine.runner.step import PieceResult, StepResult
-from engine.testing.fakes import FakeClock, ManualCopyEngine, ManualExecutor
+from engine.testing.fakes import FakeClock, ManualCopyEngine, ManualExecutor, ManualLoader
 from engine.testing.models import random_tensors
 from engine.transfer.jobs import Direction
-from engine.types import ForgetDone, ModelInfo, Task
+from engine.types import Task
 
 POISON = -1
 BYTES_PER_PAGE = 100
 
 
 @functools.cache
-def tiny_model(name):
-    config = CONFIGS[name]
+def tiny_model(name, weights_version="1"):
+    config = msgspec.structs.replace(CONFIGS[name], weights_version=weights_version)
     return HstuModel(config, random_tensors(config))
 
 
@@ -47,9 +49,15 @@ def item_ids(numbers):
     return np.array([10 * number + 1 for number in numbers], np.int64)
 
 
-def row_numbers(records):
-    """What the fake pages hold for history rows: one number per record, int64 [L]."""
-    return np.array([xxh3_64_intdigest(row.tobytes()) >> 1 for row in records], np.int64)
+def salt_of(version):
+    """What makes the numbers of one weights version differ from those of others."""
+    return xxh3_64_intdigest(version.encode())
+
+
+def row_numbers(records, salt):
+    """What the fake pages hold for history rows: one number per record, int64 [L]; other weights
+    give other numbers."""
+    return np.array([xxh3_64_intdigest(row.tobytes(), salt) >> 1 for row in records], np.int64)
 
 
 def answer_of(history_rows, record, width):
@@ -58,9 +66,9 @@ def answer_of(history_rows, record, width):
     return np.array([xxh3_64_intdigest(seen, task) / 2**64 for task in range(width)], np.float32)
 
 
-def recompute(prepared):
+def recompute(prepared, version="1"):
     """Scores without any cache, float32 [candidates, 2]."""
-    rows = row_numbers(prepared.records)
+    rows = row_numbers(prepared.records, salt_of(version))
     candidates = prepared.suffix_records[prepared.num_fixed_suffix :]
     return np.stack([answer_of(rows, record, 2) for record in candidates])
 
@@ -119,22 +127,23 @@ class StoredCopies(ManualCopyEngine):
 
 
 class RecordingRunner:
-    """Runs steps on the fake pages and remembers them.
+    """Runs steps of one weights version on the fake pages and remembers them.
 
     Attributes:
-        steps: One entry a step: `works` and `scratch`.
+        version: Its name; the numbers it writes are of that version alone.
+        steps: One entry a step: `works`, `scratch` and `version`; of all versions.
         run_s, onload_wait_s: What the next steps take; the clock moves by run_s.
         error: Raised instead of running.
     """
 
-    def __init__(self, storage, copies, clock):
-        self.steps = []
+    def __init__(self, storage, copies, clock, version, steps):
+        self.version, self.steps = version, steps
         self.run_s, self.onload_wait_s = 0.01, 0.0
         self.error = None
         self._storage, self._copies, self._clock = storage, copies, clock
 
     def run(self, works, *, scratch, copy_deadline_s):
-        self.steps.append(SimpleNamespace(works=works, scratch=scratch))
+        self.steps.append(SimpleNamespace(works=works, scratch=scratch, version=self.version))
         self._clock.advance(self.run_s)
         if self.error is not None:
             raise self.error
@@ -148,7 +157,9 @@ class RecordingRunner:
             rows = np.arange(work.start, work.stop)
             slots = work.block_table[rows // pages.shape[1]], rows % pages.shape[1]
             assert scratch or (pages[slots] == POISON).all() or not len(rows), "rows in used slots"
-            pages[slots] = row_numbers(work.prepared.records[work.start : work.stop])
+            pages[slots] = row_numbers(
+                work.prepared.records[work.start : work.stop], salt_of(self.version)
+            )
         results = [
             PieceResult(copy_failed=True) if is_missing else self._answer(work, pages)
             for work, is_missing in zip(works, failed, strict=True)
@@ -214,8 +225,10 @@ class CoreUnderTest:
         automatic_copies=True,
         copy_timeout_s=10.0,
         max_onload_bytes=0,
+        weights=None,
         **scheduler,
     ):
+        self._model_name = model
         self.model = tiny_model(model) if isinstance(model, str) else model
         pages_per_chunk = 2
         config = EngineConfig(
@@ -229,11 +242,14 @@ class CoreUnderTest:
             transfer=TransferConfig(
                 copy_timeout_s=copy_timeout_s, max_onload_bytes=max_onload_bytes
             ),
+            weights=weights or WeightsConfig(),
         )
+        self._config = config
         self.clock, self.metrics = FakeClock(), Metrics()
         storage = Storage(pages, chunks * pages_per_chunk, page_size)
         self.copies = StoredCopies(storage, is_automatic=automatic_copies, clock=self.clock)
-        self.runner = RecordingRunner(storage, self.copies, self.clock)
+        self._storage = storage
+        self.runner = self._runner(self.model.spec.weights_version, [])
         self.executor = ManualExecutor()
         self.manager = BlockManager(
             num_pages=pages,
@@ -246,32 +262,20 @@ class CoreUnderTest:
             clock=self.clock,
             on_pages_freed=storage.poison,
         )
-        spec = self.model.spec
-        reuse, reason = derive_reuse(spec)
+        self.loader = ManualLoader()
         self.observed = []
         self.core = EngineCore(
             CoreParts(
                 config=config,
-                model=self.model,
-                info=ModelInfo(
-                    name=spec.name,
-                    weights_version=spec.weights_version,
-                    dtype=spec.dtype,
-                    tasks=spec.tasks,
-                    max_history_tokens=spec.max_history_tokens,
-                    max_batch_tokens=config.scheduler.max_batch_tokens,
-                    reuse=reuse,
-                    reuse_reason=reason,
-                    backend="fake",
-                    exactness="bitwise",
-                    cache_tiers=tiers,
-                    page_size=page_size,
-                    chunk_size=page_size * pages_per_chunk,
-                    token_bytes=BYTES_PER_PAGE // page_size,
-                    **self.model.describe()._asdict(),
+                served=ServedModel(
+                    model=self.model,
+                    info=describe_served(
+                        self.model, config, backend="fake", exactness="bitwise", token_bytes=1
+                    ),
+                    runner=self.runner,
                 ),
+                loader=self.loader,
                 manager=self.manager,
-                runner=self.runner,
                 copies=self.copies,
                 executor=self.executor,
                 wake=SilentWake(),
@@ -280,7 +284,8 @@ class CoreUnderTest:
                 observer=self.observed.append,
             )
         )
-        self.requests, self.outcomes, self.forgotten = {}, {}, {}
+        self.requests, self.outcomes, self.replies, self.announced = {}, {}, {}, []
+        self.wholes = {}
         self.outcome_order = []
         self._num_forgets = 0
 
@@ -293,6 +298,29 @@ class CoreUnderTest:
         return self._submit(
             Task.RANK, user, history, candidates={"item": item_ids(numbers)}, **options
         )
+
+    def delta(self, user, history, base, candidates=3, **options):
+        """Rank with only those events of the history that follow the base of an earlier answer
+        (its usage). The answer must be that of the whole history."""
+        if isinstance(history, int):
+            history = events(history, salt=sum(map(ord, user)))
+        first = base.base_length - options.get("history_start", 0)
+        request_id = self.rank(
+            user,
+            history[first:],
+            candidates,
+            base_length=base.base_length,
+            base_fingerprint=base.fingerprint,
+            **options,
+        )
+        self.wholes[request_id] = build_request(
+            task=Task.RANK,
+            user_id=user,
+            history={"item": item_ids(history)},
+            candidates=self.requests[request_id].candidates,
+            **options,
+        )
+        return request_id
 
     def retrieve(self, user, history, **options):
         return self._submit(Task.RETRIEVE, user, history, **options)
@@ -322,9 +350,45 @@ class CoreUnderTest:
     def forget(self, user, namespace=""):
         self._num_forgets += 1
         ticket = f"forget-{user}-{self._num_forgets}"
-        self.core.forget(namespace, user, ticket)
+        self.core.run(ticket, ForgetUser(namespace=namespace, user_id=user))
         self.collect()
         return ticket
+
+    # Commands
+
+    def command(self, ticket, command):
+        self.core.run(ticket, command)
+        self.collect()
+
+    def result(self, ticket):
+        """The result of a command; None while it is not complete."""
+        reply = self.replies.get(ticket)
+        if reply is None:
+            return None
+        assert reply.error is None, reply.error
+        return reply.result
+
+    def load(self, version, **options):
+        """Load a version beside the others; its status."""
+        ticket = f"load-{version}"
+        self.command(ticket, LoadWeights(path=version, **options))
+        self.loader.end(self.served_model(version))
+        self.step()
+        return self.result(ticket)
+
+    def served_model(self, version):
+        """The harness's model under another weights version."""
+        model = tiny_model(self._model_name, version)
+        return ServedModel(
+            model=model,
+            info=describe_served(
+                model, self._config, backend="fake", exactness="bitwise", token_bytes=1
+            ),
+            runner=self._runner(version, self.runner.steps),
+        )
+
+    def _runner(self, version, steps):
+        return RecordingRunner(self._storage, self.copies, self.clock, version, steps)
 
     # Time
 
@@ -384,9 +448,12 @@ class CoreUnderTest:
 
     def collect(self):
         for message in self.core.take_outbox():
-            if isinstance(message, ForgetDone):
-                assert message.ticket not in self.forgotten, "a forget ends once"
-                self.forgotten[message.ticket] = message.forgotten
+            if isinstance(message, ServedWeights):
+                self.announced.append(message)
+                continue
+            if isinstance(message, Reply):
+                assert message.ticket not in self.replies, "a command ends once"
+                self.replies[message.ticket] = message
                 continue
             assert message.request_id not in self.outcomes, "a request has one outcome"
             assert (message.response is None) != (message.error is None)
@@ -401,8 +468,11 @@ class CoreUnderTest:
         total = usage.device_tokens + usage.host_tokens + usage.computed_tokens
         assert total == usage.history_length
         if request.task is Task.RANK:
+            request = self.wholes.get(request_id, request)
             np.testing.assert_array_equal(
-                response.scores, recompute(self.model.prepare(request)), strict=True
+                response.scores,
+                recompute(self.model.prepare(request), usage.weights_version),
+                strict=True,
             )
 
     def response(self, request_id):
@@ -421,6 +491,15 @@ class CoreUnderTest:
         return usage.device_tokens, usage.host_tokens, usage.computed_tokens
 
     @property
+    def forgotten(self):
+        """Ticket -> what was removed, of every forget that is complete."""
+        return {
+            ticket: reply.result
+            for ticket, reply in self.replies.items()
+            if isinstance(reply.result, Forgotten)
+        }
+
+    @property
     def trace(self):
         """What the core did, "kind step", steps numbered from 1 as they first appear."""
         numbers = {}
@@ -436,9 +515,11 @@ class CoreUnderTest:
             for step in self.runner.steps
         ]
 
-    def lengths(self, user, namespace=""):
+    def lengths(self, user, namespace="", version=None):
         """(device_len, host_len) of a user's state; None when there is none."""
         view = self.core.user(namespace, user)
+        if version is not None:
+            view = self.manager.user(UserKey(namespace, user, version))
         return None if view is None else (view.device_len, view.host_len)
 
     def value(self, name, *labels):

@@ -71,6 +71,13 @@ def test_defaults_and_ids() -> None:
     assert rank(cache="refresh").cache is CacheMode.REFRESH
 
 
+def test_delta_request_names_its_base() -> None:
+    delta = rank(base_length=np.int64(12), base_fingerprint="0f" * 16)
+    assert delta.is_delta
+    assert (delta.base_length, delta.base_fingerprint) == (12, "0f" * 16)
+    assert not rank().is_delta
+
+
 @pytest.mark.parametrize(
     ("changed", "names"),
     [
@@ -121,6 +128,11 @@ def test_defaults_and_ids() -> None:
         ({"top_k": -(10**5000)}, "top_k does not fit in 64 bits"),
         ({"cache": "maybe"}, "use, bypass or refresh"),
         ({"history_start": -1}, "history_start"),
+        ({"base_length": 3}, "base_length is 3 and base_fingerprint ''"),
+        ({"base_fingerprint": "0f"}, "base_length is 0 and base_fingerprint '0f'"),
+        ({"base_length": -1, "base_fingerprint": "0f"}, "base_length is -1"),
+        ({"base_length": True}, "base_length is True"),
+        ({"base_length": 3, "base_fingerprint": 7}, "base_fingerprint is 7"),
         ({"ignore_extra": "yes"}, "ignore_extra"),
     ],
 )  # fmt: skip

@@ -83,7 +83,11 @@ class HealthRoutes:
         return HttpResponse(status=503, body=to_json(HealthBody(ready=False, reason=reason)))
 
     async def _model(self, exchange: Exchange) -> HttpResponse:
-        return HttpResponse(body=to_json(model_metadata(require_model(self._engine, exchange))))
+        return HttpResponse(
+            body=to_json(
+                model_metadata(require_model(self._engine, exchange), self._engine.served.versions)
+            )
+        )
 
     async def _model_ready(self, exchange: Exchange) -> HttpResponse:
         require_model(self._engine, exchange)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from engine.async_engine import AsyncEngine
 from engine.entrypoints import asgi, oip
 from engine.entrypoints.asgi import HttpResponse
@@ -36,8 +38,9 @@ class InferRoutes:
         call = oip.decode_infer(
             body, info, request_id=exchange.request_id, arrival_s=exchange.arrival_s
         )
-        response = await asgi.unless_disconnected(
-            exchange.receive, self._engine.submit(call.request)
+        request = msgspec.structs.replace(
+            call.request, weights_version=exchange.params.get("version")
         )
+        response = await asgi.unless_disconnected(exchange.receive, self._engine.submit(request))
         note_usage(exchange, response)
         return HttpResponse(body=to_json(oip.encode_infer(call, response, info.name)))

@@ -10,13 +10,15 @@ from engine.types import ModelInfo
 
 def require_model(engine: AsyncEngine, exchange: Exchange) -> ModelInfo:
     """The model of the path's `{model}` and `{version}`. Raises UnknownModel, EngineDead."""
-    info = engine.info
+    served = engine.served
+    info = served.info
     model, version = exchange.params["model"], exchange.params.get("version")
     if model != info.name:
         raise UnknownModel(f"model {model!r} is not loaded: this server has {info.name!r}")
-    if version is not None and version != info.weights_version:
-        raise UnknownModel(
-            f"version {version!r} of {model!r} is not loaded: this server has "
-            f"{info.weights_version!r}"
-        )
-    return info
+    if version is None:
+        return info
+    for loaded in served.infos:
+        if loaded.weights_version == version:
+            return loaded
+    known = ", ".join(map(repr, served.versions))
+    raise UnknownModel(f"version {version!r} of {model!r} is not loaded: this server has {known}")

@@ -22,6 +22,7 @@ class StatusBody(msgspec.Struct, frozen=True, kw_only=True):
 
     phase: str
     model: str
+    active_weights: str
     weights_versions: list[str]
     heartbeat_age_s: float
     requests_waiting: int
@@ -73,7 +74,8 @@ class ObserveRoutes:
                 StatusBody(
                     phase=self._engine.phase.value,
                     model=info.name,
-                    weights_versions=[info.weights_version],
+                    active_weights=info.weights_version,
+                    weights_versions=list(self._engine.served.versions),
                     heartbeat_age_s=round(self._engine.heartbeat_age_s, 3),
                     requests_waiting=stats.num_waiting,
                     requests_running=stats.num_running,

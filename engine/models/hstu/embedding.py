@@ -5,7 +5,9 @@ Legend of tensor names: T rows, W record columns, D hidden_size, R table rows, E
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from typing import Self
 
 import torch
 
@@ -49,6 +51,13 @@ class Embedding:
             self._context_table = torch.cat([table(name) for name in names])
         self._position_table = None if layout.position is None else table("positions.weight")
         self._time_table = None if layout.time_bucket is None else table("time_buckets.weight")
+
+    def with_item_table(self, table_RE: torch.Tensor) -> Self:
+        """The same stage with another item table, of the same width and dtype."""
+        changed = copy.copy(self)
+        changed._tables = [table_RE, *self._tables[1:]]
+        changed.item_table = table_RE
+        return changed
 
     def __call__(self, records_TW: torch.Tensor) -> torch.Tensor:
         """records int64 [T, W] -> x [T, D]."""

@@ -5,8 +5,9 @@ Heads compute in float32 whatever the model's dtype. Legend: T rows, D hidden_si
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -60,6 +61,12 @@ class Ranker:
                 weight, bias = tensors[prefix + "weight"], tensors[prefix + "bias"]
                 self._layers.append(Linear(weight.float(), bias))
 
+    def with_item_table(self, item_table: torch.Tensor) -> Self:
+        """The same head on another item table."""
+        changed = copy.copy(self)
+        changed._item_table = item_table
+        return changed
+
     def __call__(self, x_TD: torch.Tensor, records_TW: torch.Tensor) -> torch.Tensor:
         """Rows and their records -> float32 [T, num_tasks]."""
         rows = self._norm(x_TD)
@@ -85,18 +92,28 @@ class Retriever:
         item_ids: Int64Array,
         first_row: int,
     ) -> None:
+        self._config = config
         self._norm = RowNorm(config.norm, config.norm_eps, "heads.retrieve.norm.", tensors)
-        order = np.argsort(item_ids)
         self._first_row = first_row
+        self._pack(item_table, item_ids)
+
+    def with_items(self, item_table: torch.Tensor, item_ids: Int64Array) -> Self:
+        """The same head on other items; the first row stays."""
+        changed = copy.copy(self)
+        changed._pack(item_table, item_ids)
+        return changed
+
+    def _pack(self, item_table: torch.Tensor, item_ids: Int64Array) -> None:
+        order = np.argsort(item_ids)
         self._item_ids = item_ids[order]
         self._place_of_row = np.empty(len(order), dtype=np.int64)
         self._place_of_row[order] = np.arange(len(order))
         self._blocks = []
         for start in range(0, len(order), _BLOCK_ITEMS):
-            rows = torch.from_numpy(first_row + order[start : start + _BLOCK_ITEMS])
+            rows = torch.from_numpy(self._first_row + order[start : start + _BLOCK_ITEMS])
             items_ID = item_table[rows].float()
-            if config.norm_items:
-                items_ID = functional.normalize(items_ID, eps=config.norm_eps)
+            if self._config.norm_items:
+                items_ID = functional.normalize(items_ID, eps=self._config.norm_eps)
             self._blocks.append(Linear(items_ID.t(), None))
 
     def user_embedding(self, x_TD: torch.Tensor) -> torch.Tensor:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+import msgspec
 import torch
 
 from engine.errors import ConfigError
 from engine.models.base import (
     BiasInputs,
     Intervals,
+    ItemCatalogue,
     Model,
     ModelFace,
     ModelSpec,
@@ -19,16 +21,16 @@ from engine.models.base import (
     Projected,
 )
 from engine.models.catalogue import ItemLookup
-from engine.models.config import ModelConfig
+from engine.models.config import Catalogue, ModelConfig
+from engine.models.growth import check_growth
 from engine.models.hstu import mask
 from engine.models.hstu.embedding import Embedding
 from engine.models.hstu.heads import Ranker, Retriever
 from engine.models.hstu.layers import HstuLayer
 from engine.models.hstu.prepare import Preparer
+from engine.models.hstu.sample import sample_items, sample_request
 from engine.models.loader import check_tensors, decode_config
 from engine.types import FeatureInfo, Float32Array, Int64Array, Request, Task
-
-_NUM_SAMPLE_ITEMS = 64
 
 
 class HstuModel(Model):
@@ -41,10 +43,9 @@ class HstuModel(Model):
         self.config = config
         self.spec = hstu_spec(config)
         dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
-        item_ids = tensors["catalogue.item_ids"].numpy()
+        self._item_ids: Int64Array = tensors["catalogue.item_ids"].numpy()
         first_row = config.catalogue.first_row
-        self._sample_items = _sample(item_ids)
-        self._preparer = Preparer(config, ItemLookup(item_ids, first_row))
+        self._preparer = Preparer(config, ItemLookup(self._item_ids, first_row))
         self._embedding = Embedding(config, self._preparer.layout, tensors, dtype)
         self._layers = [
             HstuLayer(config.layers, index, tensors, dtype)
@@ -54,7 +55,7 @@ class HstuModel(Model):
         self._ranker = None if config.rank is None else Ranker(config.rank, tensors, table)
         self._retriever = None
         if config.retrieve is not None:
-            self._retriever = Retriever(config.retrieve, tensors, table, item_ids, first_row)
+            self._retriever = Retriever(config.retrieve, tensors, table, self._item_ids, first_row)
 
     def describe(self) -> ModelFace:
         inputs = self.config.inputs
@@ -80,11 +81,42 @@ class HstuModel(Model):
             embedding_dim=0 if self._retriever is None else self.config.layers.hidden_size,
             max_history_events=inputs.max_history_events,
             keep_stride=inputs.keep_stride,
-            sample_items=self._sample_items,
+            sample_items=sample_items(self._item_ids),
         )
 
     def prepare(self, request: Request) -> PreparedRequest:
         return self._preparer.prepare(request)
+
+    def sample_request(
+        self, num_events: int, num_candidates: int, task: Task | None = None
+    ) -> Request:
+        if task is None:
+            task = Task.RETRIEVE if self._ranker is None else Task.RANK
+        return sample_request(self.config, self._item_ids, task, num_events, num_candidates)
+
+    @property
+    def catalogue_version(self) -> str:
+        return self.config.catalogue.version
+
+    def with_catalogue(self, catalogue: ItemCatalogue) -> HstuModel:
+        settings, item_ids = catalogue.settings, catalogue.item_ids
+        old_table = self._embedding.item_table
+        table = catalogue.table.to(old_table.dtype).contiguous()
+        check_growth(
+            ItemCatalogue(settings=self.config.catalogue, item_ids=self._item_ids, table=old_table),
+            ItemCatalogue(settings=settings, item_ids=item_ids, table=table),
+            self.spec.name,
+        )
+        grown = copy.copy(self)
+        grown.config = _with_items(self.config, settings, len(table))
+        grown._item_ids = item_ids
+        grown._preparer = Preparer(grown.config, ItemLookup(item_ids, settings.first_row))
+        grown._embedding = self._embedding.with_item_table(table)
+        if self._ranker is not None:
+            grown._ranker = self._ranker.with_item_table(table)
+        if self._retriever is not None:
+            grown._retriever = self._retriever.with_items(table, item_ids)
+        return grown
 
     def history_intervals(self, start: int, stop: int, length: int) -> Intervals:
         return mask.history_intervals(self._preparer.rule, start, stop, length)
@@ -123,6 +155,14 @@ class HstuModel(Model):
     ) -> tuple[Int64Array, Float32Array]:
         assert self._retriever is not None, "prepare refuses retrieve without a retrieve head"
         return self._retriever.top_items(user, top_k, excluded_rows)
+
+
+def _with_items(config: ModelConfig, settings: Catalogue, num_rows: int) -> ModelConfig:
+    """The config of the same model with another catalogue and as many rows of item table."""
+    item, *others = config.inputs.features
+    features = (msgspec.structs.replace(item, num_rows=num_rows), *others)
+    inputs = msgspec.structs.replace(config.inputs, features=features)
+    return msgspec.structs.replace(config, inputs=inputs, catalogue=settings)
 
 
 def build_hstu(
@@ -171,9 +211,3 @@ def hstu_spec(config: ModelConfig) -> ModelSpec:
         tasks=tuple(tasks),
         flops_per_token=2 * weights * layers.num_layers,
     )
-
-
-def _sample(item_ids: Int64Array) -> tuple[int, ...]:
-    """At most `_NUM_SAMPLE_ITEMS` ids, evenly spread over the catalogue."""
-    count = min(len(item_ids), _NUM_SAMPLE_ITEMS)
-    return tuple(item_ids[np.arange(count) * len(item_ids) // count].tolist())

@@ -2,17 +2,23 @@
 
 1. read and check the arrays, 2. cut an over-long history, 3. map items to table rows and drop or
 replace unknown ones, 4. write records, 5. add the suffix rows.
+
+A delta request goes the same way as the whole request it stands for. Its base is as many events as
+`base_length` and `start` say, all of them known (no other base is ever handed out), and their rows
+are left empty.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from engine.errors import InvalidRequest, TooLarge
+from engine.errors import HistoryNeeded, InvalidRequest, TooLarge
 from engine.models.base import PreparedRequest
 from engine.models.catalogue import ItemLookup
 from engine.models.config import ModelConfig
@@ -23,6 +29,15 @@ from engine.models.hstu.suffix import SuffixBuilder, SuffixRows
 from engine.types import Int64Array, Request, Task
 
 _NONE: Int64Array = np.empty(0, dtype=np.int64)
+
+
+class _KeptEvents(NamedTuple):
+    """Events sent that are used, oldest first; the absolute index of the first event used; and how
+    many events of a delta request's base lie between it and the events sent."""
+
+    events: Events
+    start: int
+    num_base: int
 
 
 class Preparer:
@@ -52,35 +67,25 @@ class Preparer:
         """See `Model.prepare`."""
         query_time = self._check(request)
         context = self._read_context(request)
-        assert request.history is not None
-        sent = self._reader.read("history", request.history, request.ignore_extra)
-        start = self._start_event(len(sent), request.history_start)
-        used = self._replace_unknown(sent.pick(slice(start - request.history_start, None)))
+        kept, start, num_base = self._kept_events(request)
+        used = self._replace_unknown(kept)
         candidates = None
         if request.task is Task.RANK:
             candidates = self._read_candidates(request)
-        rows = self._history_rows(used, context, query_time)
-        if request.task is Task.PREFETCH:
-            suffix = SuffixRows.none(self.layout)
-        else:
-            reads_last_row = request.task is Task.RETRIEVE or request.return_user_embedding
-            if reads_last_row and not len(used):
-                raise InvalidRequest(
-                    "history has no event that the model knows, so there is no user embedding: "
-                    "send at least one known item, or rank candidates"
-                )
-            suffix = self._suffix.build(rows, candidates, query_time, reads_last_row=reads_last_row)
+        base_rows = 0
+        if num_base:
+            base_rows = self._num_context + num_base * self._inputs.tokens_per_event
+        rows = self._history_rows(used, context, query_time, base_rows)
+        suffix = self._suffix_rows(request, rows, base_rows, candidates, query_time)
         # The last row's bias needs the query's time: it is provisional and never kept.
         records = rows[:-1] if self._has_bias and len(rows) else rows
-        excluded = _NONE
-        if request.exclude_history:
-            known = self._lookup.rows(sent.ids)
-            excluded = known[known >= 0]
         return PreparedRequest(
             records=records,
             seed=self._seed(context, records),
-            num_events=len(used),
+            num_events=num_base + len(used),
             start_event=start,
+            num_known_events=num_base + _num_leading(kept.rows >= 0),
+            base_rows=base_rows,
             suffix_records=suffix.records,
             suffix_parent=suffix.parent,
             suffix_position=suffix.position,
@@ -91,8 +96,69 @@ class Preparer:
             num_candidates=0 if candidates is None else len(candidates),
             chain_size=self._config.layers.target_group_size,
             candidate_items=_NONE if candidates is None else candidates.ids,
-            excluded_rows=excluded,
+            excluded_rows=self._excluded_rows(request),
         )
+
+    def _kept_events(self, request: Request) -> _KeptEvents:
+        """Read and check the events sent, and leave out those that are too old."""
+        assert request.history is not None
+        sent = self._reader.read("history", request.history, request.ignore_extra)
+        if not request.is_delta:
+            start = self._start_event(request.history_start + len(sent), request.history_start)
+            return _KeptEvents(sent.pick(slice(start - request.history_start, None)), start, 0)
+        if not len(sent):
+            raise InvalidRequest(
+                "history is empty: a delta request sends the events from base_length on, at least 1"
+            )
+        if request.base_length <= request.history_start:
+            raise InvalidRequest(
+                f"base_length is {request.base_length} and history_start {request.history_start}: "
+                "both count from the user's first event, give a base after the start",
+                value=request.base_length,
+                limit=request.history_start,
+            )
+        start = self._start_event(request.base_length + len(sent), request.history_start)
+        num_base = request.base_length - start
+        if num_base < 1:
+            raise HistoryNeeded(
+                f"base_length is {request.base_length}, but with the events sent the history that "
+                f"the model uses begins at event {start}: send it whole",
+                value=request.base_length,
+                limit=start,
+            )
+        return _KeptEvents(sent, start, num_base)
+
+    def _suffix_rows(
+        self,
+        request: Request,
+        rows: Int64Array,
+        base_rows: int,
+        candidates: Events | None,
+        query_time: int,
+    ) -> SuffixRows:
+        """The suffix of the history `rows`, of which the first `base_rows` are not known."""
+        if request.task is Task.PREFETCH:
+            return SuffixRows.none(self.layout)
+        reads_last_row = request.task is Task.RETRIEVE or request.return_user_embedding
+        if reads_last_row and len(rows) == base_rows > 0:
+            raise HistoryNeeded(
+                "no event of this delta request is known, so the user embedding is that of an "
+                "event before it: send the whole history"
+            )
+        if reads_last_row and len(rows) == self._num_context:
+            raise InvalidRequest(
+                "history has no event that the model knows, so there is no user embedding: "
+                "send at least one known item, or rank candidates"
+            )
+        return self._suffix.build(rows, candidates, query_time, reads_last_row=reads_last_row)
+
+    def _excluded_rows(self, request: Request) -> Int64Array:
+        """Table rows of all known items sent, those of a cut history too, if they are unwanted."""
+        if not request.exclude_history:
+            return _NONE
+        assert request.history is not None
+        rows = self._lookup.rows(request.history["item"].astype(np.int64, copy=False))
+        return rows[rows >= 0]
 
     def _check(self, request: Request) -> int:
         """Check what needs no array; returns the query time, 0 when none is read."""
@@ -164,9 +230,12 @@ class Preparer:
             raise InvalidRequest("candidates is empty: give at least one", value=0, limit=1)
         return self._known(candidates, "candidates", self._config.catalogue.unknown_candidates)
 
-    def _start_event(self, num_sent: int, history_start: int) -> int:
-        """Absolute index of the first event to use. Counts events as sent, unknown ones too."""
+    def _start_event(self, stop: int, history_start: int) -> int:
+        """Absolute index of the first event to use, of the events [history_start, stop).
+
+        Counts events as sent, unknown ones too."""
         limit, stride = self._inputs.max_history_events, self._inputs.keep_stride
+        num_sent = stop - history_start
         if num_sent <= limit:
             return history_start
         if self._inputs.overlong == "error":
@@ -176,8 +245,7 @@ class Preparer:
                 value=num_sent,
                 limit=limit,
             )
-        surplus = history_start + num_sent - limit
-        return max(history_start, -(-surplus // stride) * stride)
+        return max(history_start, -(-(stop - limit) // stride) * stride)
 
     def _replace_unknown(self, events: Events) -> Events:
         policy = self._config.catalogue.unknown_history
@@ -200,13 +268,18 @@ class Preparer:
             value=float(events.ids[index]),
         )
 
-    def _history_rows(self, events: Events, context: Int64Array, query_time: int) -> Int64Array:
-        """Records int64 [h, W] of contextual rows and all tokens of the events."""
+    def _history_rows(
+        self, events: Events, context: Int64Array, query_time: int, base_rows: int
+    ) -> Int64Array:
+        """Records int64 [h, W] of contextual rows and all tokens of the events.
+
+        The events follow `base_rows` rows that are not known, contextual ones included: zeros."""
         layout, num_context = self.layout, self._num_context
         num_tokens = len(events) * self._inputs.tokens_per_event - events.has_open_event
-        records = layout.empty_records(num_context + num_tokens)
-        times = np.zeros(num_context + num_tokens, dtype=np.int64)
-        tokens, token_times = records[num_context:], times[num_context:]
+        first = base_rows or num_context
+        records = layout.empty_records(first + num_tokens)
+        times = np.zeros(first + num_tokens, dtype=np.int64)
+        tokens, token_times = records[first:], times[first:]
         if layout.context is not None:
             records[:num_context, layout.context] = self._context_base + context
         step = self._inputs.tokens_per_event
@@ -218,6 +291,7 @@ class Preparer:
             tokens[1::2, layout.action] = events.actions[:num_actions]
             token_times[1::2] = events.times[:num_actions]
         self._write_places(records, times, query_time)
+        records[:base_rows] = 0
         return records
 
     def _write_places(self, records: Int64Array, times: Int64Array, query_time: int) -> None:
@@ -250,3 +324,8 @@ class Preparer:
         if self._is_exact:
             parts += [len(records), xxhash.xxh3_128_digest(records.data)]
         return msgspec.msgpack.encode(parts)
+
+
+def _num_leading(is_known: NDArray[np.bool_]) -> int:
+    """How many are true before the first that is not."""
+    return len(is_known) if is_known.all() else int(is_known.argmin())

@@ -17,21 +17,22 @@ def state_of(blocks: Blocks, user: str) -> UserState:
 
 
 def leak_a_page(blocks: Blocks) -> None:
-    blocks.manager._tiers.pages.allocate(1)
+    blocks.manager._tiers.pages.allocate(1, state_of(blocks, "a").accounts.device)
 
 
 def leak_a_chunk(blocks: Blocks) -> None:
-    blocks.manager._tiers.chunks.pool.allocate(1)
+    blocks.manager._tiers.chunks.pool.allocate(1, state_of(blocks, "a").accounts.host)
 
 
 def lose_a_page(blocks: Blocks) -> None:
-    blocks.manager._tiers.pages.release(state_of(blocks, "a").pages[:1])
+    state = state_of(blocks, "a")
+    blocks.manager._tiers.pages.release(state.pages[:1], state.accounts.device)
 
 
 def share_a_page(blocks: Blocks) -> None:
     page = state_of(blocks, "b").pages[:1].copy()
     state = state_of(blocks, "a")
-    blocks.manager._tiers.pages.release(state.pages[:1])
+    blocks.manager._tiers.pages.release(state.pages[:1], state.accounts.device)
     state.pages[:1] = page
     blocks.manager._tiers.pages.retain(page)
 
@@ -62,15 +63,50 @@ def invent_a_hash(blocks: Blocks) -> None:
 
 
 def leave_the_device_order(blocks: Blocks) -> None:
-    blocks.manager._tiers.device_order.remove(state_of(blocks, "a"))
+    state = state_of(blocks, "a")
+    state.accounts.device.order.remove(state)
 
 
 def leave_the_host_order(blocks: Blocks) -> None:
-    blocks.manager._tiers.host_order.remove(state_of(blocks, "a"))
+    state = state_of(blocks, "a")
+    state.accounts.host.order.remove(state)
 
 
 def change_its_key(blocks: Blocks) -> None:
     state_of(blocks, "a").key = key_of("z")
+
+
+def miscount_pages(blocks: Blocks) -> None:
+    state_of(blocks, "a").accounts.device.used += 1
+
+
+def miscount_chunks(blocks: Blocks) -> None:
+    state_of(blocks, "a").accounts.host.used -= 1
+
+
+def book_pages_on_another_version(blocks: Blocks) -> None:
+    accounts = blocks.manager._tiers.ledger.of("v2")
+    state = state_of(blocks, "a")
+    state.accounts.device.used -= state.num_pages
+    accounts.device.used += state.num_pages
+
+
+def move_to_another_version(blocks: Blocks) -> None:
+    state_of(blocks, "a").accounts = blocks.manager._tiers.ledger.of("v2")
+
+
+def miscount_states(blocks: Blocks) -> None:
+    state_of(blocks, "a").accounts.num_states += 1
+
+
+def miscount_leaving_states(blocks: Blocks) -> None:
+    state_of(blocks, "a").accounts.num_leaving += 1
+
+
+def list_a_state_that_is_gone(blocks: Blocks) -> None:
+    state = state_of(blocks, "a")
+    blocks.manager.forget(("", "a"))
+    state.accounts.host.order.touch(state)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +125,13 @@ def change_its_key(blocks: Blocks) -> None:
         (leave_the_device_order, "place in the device order"),
         (leave_the_host_order, "place in the host order"),
         (change_its_key, "finds a state of"),
+        (miscount_pages, "'v1': 7 pages on its account, 6 are held"),
+        (miscount_chunks, "'v1': 1 chunks on its account, 2 are held"),
+        (book_pages_on_another_version, "'v1': 3 pages on its account, 6 are held"),
+        (move_to_another_version, "place in the device order"),
+        (miscount_states, r"'v1': 3 \+ 0 states on its account, 2 are found and 0 leave"),
+        (miscount_leaving_states, r"'v1': 2 \+ 1 states on its account, 2 are found and 0 leave"),
+        (list_a_state_that_is_gone, "its orders list states that cannot be found"),
     ],
 )
 def test_a_spoiled_book_is_noticed(spoil: Callable[[Blocks], None], message: str) -> None:

@@ -7,6 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from engine.block_manager.accounts import Account, VersionAccounts
+from engine.block_manager.eviction import Lru
 from engine.block_manager.user_state import (
     TRANSITIONS,
     Event,
@@ -17,13 +19,14 @@ from engine.block_manager.user_state import (
 from engine.errors import InvariantError
 
 KEY = UserKey("shop", "u1", "v1")
+ACCOUNTS = VersionAccounts(version="v1", device=Account(order=Lru()), host=Account(order=Lru()))
 
 
 @pytest.mark.parametrize(("before", "event"), list(product(Residency, Event)))
 def test_fire_follows_the_table_and_refuses_what_is_not_in_it(
     before: Residency, event: Event
 ) -> None:
-    state = UserState(KEY, residency=before)
+    state = UserState(KEY, ACCOUNTS, residency=before)
     if (before, event) in TRANSITIONS:
         state.fire(event)
         assert state.residency is TRANSITIONS[before, event]
@@ -43,7 +46,7 @@ def test_every_residency_can_be_left_and_ends_absent() -> None:
 
 
 def test_arrays_grow_by_small_steps_and_give_room_back() -> None:
-    state = UserState(KEY)
+    state = UserState(KEY, ACCOUNTS)
     for page in range(1000):
         state.append_pages(np.array([page], dtype=np.int32))
     assert state.pages.tolist() == list(range(1000))
@@ -56,9 +59,21 @@ def test_arrays_grow_by_small_steps_and_give_room_back() -> None:
 
 
 def test_cutting_to_more_than_there_is_changes_nothing() -> None:
-    state = UserState(KEY)
+    state = UserState(KEY, ACCOUNTS)
     state.append_chunks(np.array([3, 4], dtype=np.int32))
     state.append_hashes(np.array([5], dtype=np.uint64))
     assert state.cut_chunks(9).tolist() == []
     state.cut_hashes(9)
     assert (state.chunks.tolist(), state.hashes.tolist()) == ([3, 4], [5])
+
+
+def test_an_emptied_state_holds_and_knows_nothing() -> None:
+    state = UserState(KEY, ACCOUNTS, device_len=9, host_len=8, offload_len=8, used_len=9)
+    state.append_pages(np.array([5, 6, 7], dtype=np.int32))
+    state.append_chunks(np.array([3], dtype=np.int32))
+    state.append_hashes(np.array([1, 2], dtype=np.uint64))
+    pages, chunks = state.empty()
+    assert (pages.tolist(), chunks.tolist()) == ([5, 6, 7], [3])
+    assert (state.device_len, state.host_len, state.offload_len, state.used_len) == (0, 0, 0, 0)
+    assert (state.num_pages, state.num_chunks, state.num_hashes) == (0, 0, 0)
+    assert state.array_bytes() == 0

@@ -223,6 +223,6 @@ def test_gauges_show_the_moment():
         ("users_resident", "host"): 3,
         ("copies_in_flight", "onload"): 0,
         ("copies_in_flight", "offload"): 1,
-        ("weights_version_info", "1"): 1,
+        ("weights_version_info", "1", "active"): 1,
     }
     assert (stats.num_waiting, stats.num_running, stats.num_steps) == (1, 2, 2)

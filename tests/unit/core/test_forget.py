@@ -2,6 +2,8 @@
 
 from core_harness import CoreUnderTest
 
+from engine.commands import ForgetUser
+
 
 def test_idle_user_is_forgotten_at_once_in_both_tiers():
     core = CoreUnderTest()
@@ -205,7 +207,7 @@ def test_forget_twice_ends_twice():
     core.steps()
     first = core.forget("ann")
     core.turn()
-    core.core.forget("", "ann", "again")
+    core.core.run("again", ForgetUser(namespace="", user_id="ann"))
     core.settle()
     assert {first, "again"} <= set(core.forgotten)
     core.assert_everything_comes_back()

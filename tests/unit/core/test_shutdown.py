@@ -3,6 +3,7 @@
 import pytest
 from core_harness import CoreUnderTest
 
+from engine.commands import ForgetUser
 from engine.engine import Engine
 from engine.errors import Draining, EngineDead, InvariantError
 
@@ -19,7 +20,7 @@ def crowded_core(**options):
         core.rank(user, 8, request_id=user)
     core.steps()
     core.cancel("bob")
-    core.core.forget("", "ann", "forget-ann")
+    core.core.run("forget-ann", ForgetUser(namespace="", user_id="ann"))
     core.steps()
     assert core.core.stats().num_waiting == 1
     return core
@@ -51,7 +52,7 @@ def test_abort_answers_everything_at_once():
     assert set(core.outcome_order) == ALL
     codes = {name: core.error(name).code for name in ALL}
     assert codes == {**dict.fromkeys(ALL, "engine_dead"), "bob": "cancelled"}
-    assert "forget-ann" in core.forgotten
+    assert core.replies["forget-ann"].error.code == "engine_dead"
     assert core.error(core.rank("new", 8)).code == "engine_dead"
 
 

@@ -51,6 +51,14 @@ def test_one_request_is_decoded() -> None:
     assert request.return_user_embedding
 
 
+def test_delta_request_is_decoded() -> None:
+    base = {"base_length": 32, "base_fingerprint": "0f" * 16}
+    request = only(decode({"user_id": "u", "history": [7], "candidates": [4], **base}))
+    assert (request.base_length, request.base_fingerprint) == (32, "0f" * 16)
+    with pytest.raises(InvalidRequest, match="base_fingerprint ''"):
+        decode({"user_id": "u", "history": [7], "candidates": [4], "base_length": 32})
+
+
 def test_null_members_count_as_absent() -> None:
     request = only(
         decode({"user_id": "u", "history": [], "context": None, "topk": None}, Task.RETRIEVE)

@@ -89,6 +89,12 @@ def test_a_rank_body_is_decoded() -> None:
     assert request.return_user_embedding
 
 
+def test_delta_request_is_decoded() -> None:
+    base = {"base_length": 32, "base_fingerprint": "0f" * 16}
+    request = decode(body(USER, HISTORY, CANDIDATES, parameters=base)).request
+    assert (request.base_length, request.base_fingerprint) == (32, "0f" * 16)
+
+
 def test_what_the_model_does_not_read_passes_with_ignore_extra() -> None:
     call = decode(
         body(USER, HISTORY, tensor("history_time", [1, 2, 3]), parameters={"ignore_extra": True})
@@ -237,7 +243,7 @@ def test_only_the_outputs_asked_for_are_sent_in_their_order() -> None:
 
 
 def test_metadata_lists_what_the_model_declares() -> None:
-    metadata = model_metadata(INFO)
+    metadata = model_metadata(INFO, ["7", "8"])
     assert [(one.name, one.datatype, one.shape) for one in metadata.inputs] == [
         ("user_id", "BYTES", [1]),
         ("history", "INT64", [-1]),

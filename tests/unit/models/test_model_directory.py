@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from engine.models.loader import load_model_dir, save_model_dir
 from engine.models.random_weights import builtin_model
 from engine.testing.models import random_tensors
 from engine.types import Request, Task
+
+FILES = ("config.json", "model.safetensors")
 
 
 def small_config(**changes: Any) -> ModelConfig:
@@ -84,6 +87,36 @@ def test_a_saved_model_loads_and_scores_as_the_one_in_memory(tmp_path: Path, dty
     for one, two in zip(in_memory.project(1, x), loaded.project(1, x), strict=True):
         assert torch.equal(one, two)
     assert torch.equal(in_memory.rank(x, records), loaded.rank(x, records))
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_both_files_get_the_mode_that_the_umask_gives(
+    tmp_path: Path, umask: int, mode: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        save_model_dir(tmp_path, small_config(), random_tensors(small_config()))
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in FILES]
+    assert modes == [mode, mode]
+
+
+def test_weights_version_may_be_given_at_load(directory: Path) -> None:
+    request = Request(
+        request_id="r", user_id="u", task=Task.PREFETCH, history={"item": np.array([1, 11])}
+    )
+    own, given = load_model_dir(directory), load_model_dir(directory, "2026-12-01")
+    again = load_model_dir(directory, "1")
+    assert (own.spec.weights_version, given.spec.weights_version) == ("1", "2026-12-01")
+    assert given.prepare(request).seed != own.prepare(request).seed
+    assert again.prepare(request).seed == own.prepare(request).seed
+
+
+@pytest.mark.parametrize("version", ["", "a/b"])
+def test_wrong_weights_version_at_load_is_refused(directory: Path, version: str) -> None:
+    with pytest.raises(ConfigError, match=f"weights_version is '{version}'"):
+        load_model_dir(directory, version)
 
 
 def test_spec_and_face_of_a_loaded_model(directory: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import InvalidRequest, TooLarge
+from engine.errors import HistoryNeeded, InvalidRequest, TooLarge
 from engine.models.base import PreparedRequest
 from engine.models.catalogue import ItemLookup
 from engine.models.config import (
@@ -614,3 +614,74 @@ def test_weights_version_seeds_the_fingerprint() -> None:
     config = msgspec.structs.replace(p._config, weights_version="2")
     other = Preparer(config, ItemLookup(IDS, 1))
     assert p.prepare(request([12])).seed != other.prepare(request([12])).seed
+
+
+def delta(item: list[int], base_length: int, *arguments: Any, **options: Any) -> Request:
+    """Only the events from `base_length` on; the fingerprint is not the model's business."""
+    options = {"base_length": base_length, "base_fingerprint": "0" * 32, **options}
+    return request(item, *arguments, **options)
+
+
+def test_delta_counts_positions_from_the_start_and_leaves_its_base_empty() -> None:
+    p = preparer(positions="from_start", num_positions=7)
+    prepared = p.prepare(delta([12, 10], 3, [19]))
+    assert prepared.records.tolist() == [[0, 0], [0, 0], [0, 0], [3, 3], [1, 4]]
+    assert prepared.suffix_records.tolist() == [[10, 5]]
+    assert suffix(prepared)["position"] == [5]
+    assert (prepared.base_rows, prepared.num_events, prepared.start_event) == (3, 5, 0)
+    assert prepared.num_known_events == 5
+
+
+def test_delta_of_interleaved_events_with_context_begins_after_whole_events() -> None:
+    p = preparer(features=(ACTION,), tokens_per_event=2, context=(AGE,))
+    actions = {"action": np.array([2])}
+    prepared = p.prepare(delta([12, 13], 2, more=actions, context=[4]))
+    assert prepared.base_rows == 5
+    assert prepared.records.tolist() == [[0, 0, 0]] * 5 + [[3, -1, -1], [-1, 2, -1], [4, -1, -1]]
+    assert prepared.suffix_records.tolist() == [[4, -1, -1]], "the open event answers"
+    assert suffix(prepared)["kv_lo"] == [0]
+    other = p.prepare(delta([12, 13], 2, more=actions, context=[3]))
+    assert other.seed != prepared.seed, "the context is not in the records, but in the seed"
+
+
+def test_delta_is_cut_where_the_whole_history_is() -> None:
+    p = preparer(overlong="keep_newest", keep_stride=2)
+    # 5 + 2 events, at most 6: the first two are cut, 3 of the base are left.
+    prepared = p.prepare(delta([12, 10], 5))
+    assert (prepared.start_event, prepared.base_rows, prepared.num_events) == (2, 3, 5)
+    later = p.prepare(delta([12, 10], 9, history_start=4))
+    assert (later.start_event, later.base_rows) == (6, 3)
+
+
+@pytest.mark.parametrize(("base_length", "sent"), [(2, 7), (1, 7), (4, 9)])
+def test_delta_whose_base_is_cut_away_needs_the_history(base_length: int, sent: int) -> None:
+    p = preparer(overlong="keep_newest", keep_stride=2)
+    with pytest.raises(HistoryNeeded, match="begins at event"):
+        p.prepare(delta([10] * sent, base_length))
+
+
+def test_delta_of_a_history_that_is_too_long_is_too_large() -> None:
+    with pytest.raises(TooLarge, match="history has 7 events, the model serves 6"):
+        preparer().prepare(delta([10, 11], 5))
+
+
+def test_delta_without_events_or_before_its_start_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="history is empty: a delta request sends"):
+        preparer().prepare(delta([], 3))
+    with pytest.raises(InvalidRequest, match="base_length is 3 and history_start 3"):
+        preparer().prepare(delta([10], 3, history_start=3))
+
+
+@pytest.mark.parametrize("policy", ["drop", "unk"])
+def test_known_events_are_counted_to_the_first_unknown_one(policy: str) -> None:
+    p = preparer(catalogue={"unknown_history": policy})
+    histories = [10, 11], [10, 99, 11, 99], [99, 10]
+    assert [p.prepare(request(items)).num_known_events for items in histories] == [2, 1, 0]
+    assert p.prepare(delta([10, 99], 3)).num_known_events == 4
+
+
+def test_delta_of_unknown_items_alone_has_no_row_to_answer_from() -> None:
+    with pytest.raises(HistoryNeeded, match="no event of this delta request is known"):
+        preparer().prepare(delta([99], 3))
+    prepared = preparer().prepare(delta([99], 3, [10]))
+    assert (prepared.length, prepared.base_rows, prepared.num_events) == (3, 3, 3)

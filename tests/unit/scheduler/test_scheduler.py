@@ -1,13 +1,11 @@
 """One planning pass at a time: who gets a piece, beside whom, on which pages. Pages of 4 tokens."""
 
 import pytest
-from core_harness import tiny_model
 
 from engine.block_manager.fingerprint import HashChain
 from engine.block_manager.manager import BlockManager
 from engine.config import SchedulerConfig
 from engine.metrics import Metrics
-from engine.scheduler.cost import CostModel
 from engine.scheduler.life import State
 from engine.scheduler.queue import RequestQueue
 from engine.scheduler.scheduler import Scheduler
@@ -19,7 +17,6 @@ class Bench:
 
     def __init__(self, make_entry, *, pages=16, **options):
         config = SchedulerConfig(**options)
-        spec = tiny_model("append").spec
         self.manager = BlockManager(
             num_pages=pages,
             page_size=4,
@@ -31,7 +28,7 @@ class Bench:
             clock=FakeClock(),
         )
         self.queue = RequestQueue(config)
-        self.scheduler = Scheduler(config, spec, self.manager, self.queue, CostModel(spec))
+        self.scheduler = Scheduler(config, self.manager, self.queue, bytes_per_token=1)
         self._make_entry = make_entry
 
     def add(self, user, length=8, **options):
@@ -50,7 +47,7 @@ def bench(make_entry):
 
 
 def users(planned):
-    return [piece.entry.user.user_id for piece in planned.step.pieces]
+    return [piece.entry.line.user_id for piece in planned.step.pieces]
 
 
 def test_planned_requests_leave_the_queue_in_its_order(bench):
@@ -71,7 +68,7 @@ def test_upcoming_step_is_filled_up(bench):
     second = bench.plan(upcoming=first.step)
     assert second.step is first.step
     assert users(second) == ["a", "b"]
-    assert [piece.entry.user.user_id for piece in second.added] == ["b"]
+    assert [piece.entry.line.user_id for piece in second.added] == ["b"]
     assert second.step.is_closed
     assert users(bench.plan(upcoming=second.step)) == ["a", "b"]
 
@@ -107,7 +104,7 @@ def test_removed_piece_takes_its_rows_out_of_the_plan(bench):
     step = bench.plan().step
     step.remove(step.pieces[0])
     assert (step.num_rows, step.num_pairs) == (5, 10 + 4)
-    assert [piece.entry.user.user_id for piece in step.pieces] == ["b"]
+    assert [piece.entry.line.user_id for piece in step.pieces] == ["b"]
 
 
 def test_first_pass_over_lets_younger_go_and_the_next_does_not(bench):
@@ -120,7 +117,7 @@ def test_first_pass_over_lets_younger_go_and_the_next_does_not(bench):
     assert users(planned) == ["c"] and big.was_passed_over
     bench.add("d", length=4)
     assert users(bench.plan(in_flight=[running])) == []
-    assert [entry.user.user_id for entry in bench.queue] == ["b", "d"]
+    assert [entry.line.user_id for entry in bench.queue] == ["b", "d"]
 
 
 def test_request_passed_over_once_keeps_its_right_between_its_pieces(bench):
@@ -139,7 +136,29 @@ def test_request_passed_over_once_keeps_its_right_between_its_pieces(bench):
 
 def test_only_piece_of_a_step_may_exceed_its_predicted_time(bench):
     bench = bench(max_step_ms=1.0)
-    bench.scheduler._cost.observe(10, 0, 1.0)
-    bench.add("a")
+    bench.add("a").version.cost.observe(10, 0, 1.0)
     bench.add("b")
     assert users(bench.plan()) == ["a"]
+
+
+def test_step_runs_one_version_and_the_oldest_request_says_which(bench):
+    bench = bench()
+    bench.add("a", arrival_s=1.0, version="2")
+    bench.add("b", arrival_s=2.0)
+    bench.add("c", arrival_s=3.0, version="2")
+    first = bench.plan()
+    assert users(first) == ["a", "c"]
+    assert first.step.version.name == "2"
+    assert users(bench.plan(in_flight=[piece.entry for piece in first.added])) == ["b"]
+
+
+def test_request_that_lacks_space_again_stops_younger_ones_of_its_version_only(bench):
+    bench = bench(pages=4)
+    running = bench.add("running", length=8)
+    bench.plan()
+    large = bench.add("large", length=16, arrival_s=1.0)
+    bench.plan(in_flight=[running])
+    assert large.was_passed_over
+    bench.add("young", length=4, arrival_s=2.0)
+    bench.add("other", length=4, arrival_s=3.0, version="2")
+    assert users(bench.plan(in_flight=[running])) == ["other"]

@@ -30,6 +30,8 @@ const poller = new Poller(ask, Number(byId("interval").value));
 
 let status = null; // the last answer of /v1/status
 let model = null; // metadata of the loaded model
+let activeWeights = null; // the version that metadata is of
+let weights = []; // the loaded versions, if there are several
 let answeredMs = null; // when the numbers below were true, on the clock of performance.now()
 let answeredAt = null; // the same as a Date
 let failure = null; // why the last question failed
@@ -49,7 +51,12 @@ async function ask() {
     }
     status = await get("v1/status");
     failure = null;
-    model ??= await get(`v2/models/${encodeURIComponent(status.model)}`);
+    if (model === null || activeWeights !== status.active_weights) {
+      model = await get(`v2/models/${encodeURIComponent(status.model)}`);
+      activeWeights = status.active_weights;
+    }
+    const isAlone = status.weights_versions.length < 2;
+    weights = isAlone ? [] : (await get("v1/weights:list")).versions;
     byId("key-form").hidden = true;
     showModel();
     draw();
@@ -66,7 +73,7 @@ function draw() {
   const windowS = chosenWindowS();
   const span = samples.recent(windowS);
   const view = {
-    samples, windowS, span, model, status,
+    samples, windowS, span, model, weights,
     recently: `last ${seconds(Math.max(1, Math.round(span.lengthS)))}`,
     range: { endS: span.last.timeS, lengthS: samples.chartS(windowS) },
   };
@@ -78,9 +85,8 @@ function draw() {
 
 function showModel() {
   const { parameters } = model;
-  const versions = status.weights_versions.map((each) => each.version ?? each).join(", ");
   byId("model").textContent =
-    `${model.name} \u00b7 ${versions} \u00b7 ${parameters.dtype} \u00b7 ` +
+    `${model.name} \u00b7 ${status.active_weights} \u00b7 ${parameters.dtype} \u00b7 ` +
     `${parameters.backend} (${parameters.exactness}) \u00b7 reuse ${parameters.reuse}`;
   byId("model").title = parameters.reuse_reason;
   byId("random").hidden = !parameters.is_random;

@@ -2,9 +2,9 @@
 // weights they were answered. A panel is a function of its body and a view, as in state_panels.js.
 
 import { chart } from "./chart.js";
-import { bar, el, figure, swatch, table } from "./dom.js";
+import { el, figure, scrollable, swatch, table } from "./dom.js";
 import { count, number, percent, seconds, short } from "./format.js";
-import { quantile, share } from "./samples.js";
+import { quantile } from "./samples.js";
 
 const TASKS = ["rank", "retrieve", "prefetch"];
 const WAITS = ["waiting", "running"];
@@ -140,21 +140,20 @@ function events(span, metric, nameOf, detailOf = () => null) {
   return [...byName.values()];
 }
 
-/** The loaded versions; their shares where the server's status tells them. */
-export function drawVersions(card, { status }) {
-  const versions = status.weights_versions.map((each) =>
-    typeof each === "string" ? { version: each } : each);
-  card.hidden = versions.length < 2;
+/** The loaded versions, once there is more than one: where they stand and what they hold. */
+export function drawVersions(card, { weights }) {
+  card.hidden = weights.length < 2;
   if (card.hidden) return;
-  const whole = versions.reduce((sum, each) => sum + (each.share ?? 0), 0);
-  const titles = ["version", "", "share", ""];
-  const columns = titles.map((title) => ({ title, numeric: title === "share" }));
+  const columns = [
+    { title: "version" }, { title: "state" }, { title: "catalogue" },
+    ...["share", "canary", "requests", "users", "pages", "chunks"].map((title) => ({
+      title, numeric: true,
+    })),
+  ];
+  const rows = weights.map((each) => [
+    each.version, each.state, each.catalogue_version, percent(each.share), percent(each.canary),
+    count(each.requests), count(each.users), count(each.pages), count(each.chunks),
+  ]);
   card.querySelector(".body").replaceChildren(
-    table("Weights versions", columns, versions.map((each) => {
-      const part = share(each.share ?? 0, whole);
-      const known = [each.version, each.active ? "active" : ""];
-      if (part === null) return [...known, "", ""];
-      const label = `${each.version}: ${percent(part)}`;
-      return [...known, percent(part), bar(label, [{ kind: "device", share: part }])];
-    })));
+    scrollable("Weights versions", table("Weights versions", columns, rows)));
 }

@@ -4,7 +4,7 @@
 //   samples, windowS   what is known, and how much of it counts as recent
 //   span, recently     that part, and its length in words
 //   range              the end and the length of the charts
-//   model, status      the answers of /v2/models/{name} and /v1/status
+//   model, weights     the answers of /v2/models/{name} and /v1/weights:list
 
 import { chart } from "./chart.js";
 import { bar, el, figure, swatch } from "./dom.js";

@@ -49,7 +49,7 @@ export class UsersPanel {
     }
   }
 
-  #draw({ users, total }) {
+  #draw({ states: users, total }) {
     if (users.length === 0) {
       this.#body.replaceChildren(el("p", { class: "note" }, "No user has state in this tier."));
       return;
@@ -65,14 +65,14 @@ export class UsersPanel {
       count(user.host_tokens),
       count(user.pages),
       count(user.chunks),
-      ago(user.last_used_s_ago),
+      ago(user.idle_s),
     ]);
     const scrolled = this.#body.querySelector(".scroll");
     const list = scrollable("Users", table("Users by residency", COLUMNS, rows));
     const { scrollTop = 0, scrollLeft = 0 } = scrolled ?? {};
     const hadFocus = scrolled !== null && scrolled === document.activeElement;
     this.#body.replaceChildren(
-      list, el("p", { class: "note" }, `${count(users.length)} of ${count(total)} users`));
+      list, el("p", { class: "note" }, `${count(users.length)} of ${count(total)} states, the last used first`));
     list.scrollTo(scrollLeft, scrollTop);
     if (hadFocus) list.focus({ preventScroll: true });
   }

@@ -1,0 +1,158 @@
+"""Loading models beside the one that is served: in a thread of its own, one at a time.
+
+The thread uses one core and touches nothing of the running engine; the core asks for the result
+in its passes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from engine.core_parts import ModelLoader, ServedModel, Waker
+from engine.errors import ConfigError, EngineError
+from engine.models.base import Model
+from engine.models.loader import load_catalogue, load_model_dir
+
+_logger = logging.getLogger(__name__)
+
+
+class BackgroundLoader(ModelLoader):
+    """Owned by the core thread; its own thread only ever sets a `_Load`'s result.
+
+    Args:
+        root: Folder below which directories may be loaded; None allows none.
+        serve: Makes what runs a loaded model, and warms it up.
+        wake: Set when a load has ended.
+    """
+
+    def __init__(
+        self, root: Path | None, serve: Callable[[Model], ServedModel], wake: Waker
+    ) -> None:
+        self._root = root
+        self._serve = serve
+        self._wake = wake
+        self._load: _Load | None = None
+
+    def load(
+        self, path: str, version: str | None, beside: Model
+    ) -> Callable[[], ServedModel | None]:
+        directory = self._allowed(path)
+
+        def make() -> ServedModel:
+            start_s = time.monotonic()
+            model = load_model_dir(directory, weights_version=version)
+            check_beside(model, beside)
+            load_s = time.monotonic() - start_s
+            served = self._serve(model)
+            served.load_s = load_s
+            return served
+
+        return self._start(make, f"load {directory}")
+
+    def grow(self, path: str, model: Model) -> Callable[[], ServedModel | None]:
+        directory = self._allowed(path)
+        return self._start(
+            lambda: self._serve(model.with_catalogue(load_catalogue(directory))),
+            f"load the catalogue of {directory}",
+        )
+
+    def close(self) -> None:
+        if self._load is not None:
+            self._load.join()
+
+    def _allowed(self, path: str) -> Path:
+        """The directory, links resolved. Raises ConfigError outside the root."""
+        if self._root is None:
+            raise ConfigError(
+                f"{path} cannot be loaded: this engine serves no model directory, so start it "
+                "with weights_root, the folder that versions are loaded from"
+            )
+        root = self._root.resolve()
+        directory = (root / path).resolve()
+        if not directory.is_relative_to(root):
+            raise ConfigError(f"{path} is outside of weights_root={root}: put it below that folder")
+        if not directory.is_dir():
+            raise ConfigError(f"{directory} is no directory")
+        return directory
+
+    def _start(
+        self, make: Callable[[], ServedModel], purpose: str
+    ) -> Callable[[], ServedModel | None]:
+        if self._load is not None and self._load.is_running:
+            raise ConfigError(f"cannot {purpose} now: another load is under way, wait for its end")
+        self._load = _Load(make, purpose, self._wake)
+        return self._load.result
+
+
+class _Load:
+    """One load: a thread, then a model or an error."""
+
+    def __init__(self, make: Callable[[], ServedModel], purpose: str, wake: Waker) -> None:
+        self._make = make
+        self._purpose = purpose
+        self._wake = wake
+        self._model: ServedModel | None = None
+        self._error: EngineError | None = None
+        self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def result(self) -> ServedModel | None:
+        """The model, or None while it is being made; raises what went wrong."""
+        if self._error is not None:
+            raise self._error
+        return self._model
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)
+        _lower_own_priority()
+        try:
+            self._model = self._make()
+        except EngineError as error:
+            self._error = error
+        except Exception as error:
+            _logger.exception("could not %s", self._purpose)
+            self._error = ConfigError(f"could not {self._purpose}: {type(error).__name__}: {error}")
+        self._wake.set()
+
+
+def _lower_own_priority() -> None:
+    """Let the threads that serve go first (Linux: niceness is per thread)."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    except OSError:
+        _logger.debug("the loader thread keeps its priority", exc_info=True)
+
+
+def check_beside(model: Model, running: Model) -> None:
+    """Raise ConfigError unless both fit one pool of pages and take the same requests."""
+    new, old = model.spec, running.spec
+    problems = [
+        f"{name} is {getattr(new, name)}, the running version has {getattr(old, name)}"
+        for name in ("name", "dtype", "num_layers", "num_kv_heads", "qk_dim", "v_dim", "tasks")
+        if getattr(new, name) != getattr(old, name)
+    ]
+    new_face, old_face = model.describe(), running.describe()
+    problems += [
+        f"{name} is {getattr(new_face, name)}, the running version has {getattr(old_face, name)}"
+        for name in ("features", "context_features", "score_names", "reads_query_time")
+        if getattr(new_face, name) != getattr(old_face, name)
+    ]
+    if problems:
+        raise ConfigError(
+            f"weights version {new.weights_version!r} cannot be served beside "
+            f"{old.weights_version!r}: {'; '.join(problems)}. Serve it with a server of its own"
+        )
