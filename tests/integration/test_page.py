@@ -370,6 +370,25 @@ def test_key_is_asked_for_and_kept_for_the_tab(page: Page, featured: ServerProce
     expect(form).to_be_hidden()
 
 
+def test_versions_are_listed_once_there_are_two(page: Page, featured: ServerProcess) -> None:
+    visit(page, featured)
+    expect(page.locator("#versions")).to_be_hidden()
+    status = featured.get("/v1/status").body | {"weights_versions": ["7", "8"]}
+    held = {"requests": 3, "users": 20, "pages": 150, "chunks": 32, "load_s": 1, "warm_up_s": 1}
+    listed = [
+        {"version": "7", "state": "active", "catalogue_version": "1", "share": 0.75, "canary": 0},
+        {"version": "8", "state": "standby", "catalogue_version": "2", "share": 0.25, "canary": 0},
+    ]
+    answer = {"active": "7", "versions": [each | held for each in listed]}
+    page.route("**/v1/weights:list", lambda route: route.fulfill(json=answer))
+    page.route("**/v1/status", lambda route: route.fulfill(json=status))
+    rows = page.locator("#versions tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.nth(1).locator("td")).to_have_text(
+        ["8", "standby", "2", "25.0 %", "0 %", "3", "20", "150", "32"]
+    )
+
+
 USERS = {
     "states": [
         {
