@@ -39,14 +39,15 @@ class Fault(NamedTuple):
 
 
 EXACT = "tests/numerics/test_cache_exactness.py::test_"
+DELTA = "tests/unit/core/test_delta.py::test_"
 COPIES = "tests/unit/block_manager/test_copies.py::test_"
 
 FAULTS = [
     Fault(
         "skip_the_fingerprint",
         "engine/block_manager/fingerprint.py",
-        "    equal = hashes[:common] == chain.boundaries[:common]\n",
-        "    equal = np.ones(common, dtype=bool)\n",
+        "    equal = hashes[first:common] == chain.boundaries[first:common]\n",
+        "    equal = np.ones(common - first, dtype=bool)\n",
         f"{EXACT}edited_event_is_not_served_from_the_old_state",
     ),
     Fault(
@@ -128,6 +129,42 @@ FAULTS = [
         "    return Match(matched=common * page_size, is_prefix=False, diverges=True)\n",
         "    return Match(matched=length, is_prefix=False, diverges=False)\n",
         f"{EXACT}edit_inside_the_last_partial_page_is_noticed_when_the_history_grows",
+    ),
+    Fault(
+        "take_a_delta_without_its_base",
+        "engine/scheduler/scheduler.py",
+        "        if lookup.matched < prepared.base_rows:\n",
+        "        if lookup.matched < 0:\n",
+        f"{DELTA}wrong_base_leaves_the_users_state_alone",
+    ),
+    Fault(
+        "let_a_wrong_base_cut_the_state",
+        "engine/block_manager/fingerprint.py",
+        "            return NO_MATCH\n",
+        "            return Match(matched=0, is_prefix=False, diverges=True)\n",
+        "tests/unit/block_manager/test_fingerprint_base.py"
+        "::test_state_without_the_base_does_not_diverge",
+    ),
+    Fault(
+        "take_a_delta_of_another_profile",
+        "engine/scheduler/delta.py",
+        "    if shown.seed != chain.seed_hash:\n",
+        "    if False:\n",
+        f"{DELTA}other_context_is_refused_and_harms_nothing",
+    ),
+    Fault(
+        "start_a_delta_after_an_unknown_event",
+        "engine/scheduler/delta.py",
+        "    num_events = min(prepared.num_events - 1, prepared.num_known_events)\n",
+        "    num_events = prepared.num_events - 1\n",
+        f"{DELTA}base_lies_before_the_first_unknown_event",
+    ),
+    Fault(
+        "take_a_catalogue_with_a_changed_row",
+        "engine/models/growth.py",
+        "        if torch.equal(had, has):\n",
+        "        if len(had) == len(has):\n",
+        "tests/unit/models/test_catalogue_growth.py::test_zero_with_another_sign_is_a_changed_row",
     ),
 ]
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from engine.block_manager.manager import BlockManager
-from engine.block_manager.reservation import ForgetTicket
 from engine.commands import (
     ActivateWeights,
     LoadCatalogue,
@@ -31,6 +30,7 @@ from engine.types import Outcome, Request
 from engine.weights.histories import Histories
 from engine.weights.life import State
 from engine.weights.refresh import Refresh
+from engine.weights.removal import StateRemoval
 from engine.weights.versions import LoadedVersion, Versions
 
 
@@ -128,12 +128,19 @@ class WeightsChanges:
                 self._clock,
             )  # fmt: skip
 
+        previous: LoadedVersion | None = None
+        removal: StateRemoval | None = None
+
         def attempt() -> VersionActivated | None:
-            if refresh is not None and not refresh.advance():
+            nonlocal previous, removal
+            if previous is None:
+                if refresh is not None and not refresh.advance():
+                    return None
+                previous = self._switch(self._usable(command.version))
+                if command.policy == "drop" and previous is not self._versions.active:
+                    removal = StateRemoval(previous.name, self._manager)
+            if removal is not None and not removal.advance():
                 return None
-            previous = self._switch(self._usable(command.version))
-            if command.policy == "drop" and previous is not self._versions.active:
-                self._manager.drop_version(previous.name)
             return VersionActivated(
                 active=self._versions.active.name,
                 previous=previous.name,
@@ -161,15 +168,19 @@ class WeightsChanges:
         self._versions.retire(loaded)
         if command.mode == "fail":
             self._fail_bound(loaded)
-        removal = _Removal(loaded, self._manager)
+        removal = StateRemoval(loaded.name, self._manager)
 
         def attempt() -> VersionRetired | None:
-            retired = removal.advance()
-            if retired is not None:
-                self._versions.remove(loaded)
-                self._manager.set_quotas(self._versions.quotas())
-                self._metrics.add("weights_changes_total", 1, "retired")
-            return retired
+            if loaded.served.num_bound or not removal.advance():
+                return None
+            self._versions.remove(loaded)
+            self._manager.set_quotas(self._versions.quotas())
+            self._metrics.add("weights_changes_total", 1, "retired")
+            return VersionRetired(
+                version=loaded.name,
+                device_tokens=removal.device_tokens,
+                host_tokens=removal.host_tokens,
+            )
 
         return attempt
 
@@ -222,27 +233,4 @@ class WeightsChanges:
             chunks=sum(usage.chunks_used for usage in usages),
             load_s=loaded.load_s,
             warm_up_s=loaded.warm_up_s,
-        )
-
-
-class _Removal:
-    """From the last bound request to the last byte of a retiring version's user state."""
-
-    def __init__(self, loaded: LoadedVersion, manager: BlockManager) -> None:
-        self._loaded = loaded
-        self._manager = manager
-        self._ticket: ForgetTicket | None = None
-
-    def advance(self) -> VersionRetired | None:
-        """The result once nothing can touch the version's state any more."""
-        if self._loaded.served.num_bound:
-            return None
-        if self._ticket is None:
-            self._ticket = self._manager.drop_version(self._loaded.name)
-        if not self._ticket.is_done():
-            return None
-        return VersionRetired(
-            version=self._loaded.name,
-            device_tokens=self._ticket.device_tokens,
-            host_tokens=self._ticket.host_tokens,
         )

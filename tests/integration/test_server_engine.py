@@ -235,6 +235,16 @@ async def test_async_engine_gives_the_synchronous_engine_s_answers() -> None:
         )
         for answer, scores in zip(answers, expected, strict=True):
             np.testing.assert_array_equal(answer.scores, scores)
+        base = answers[1].usage
+        delta = await engine.rank(
+            user_id="a1",
+            history=histories[1][base.base_length :],
+            candidates=[1, 2, 3],
+            base_length=base.base_length,
+            base_fingerprint=base.fingerprint,
+        )
+        assert (base.base_length, delta.usage.device_tokens) == (16, 30)
+        np.testing.assert_array_equal(delta.scores, expected[1])
         warm = await engine.prefetch(user_id="a0")
         assert warm.usage.device_tokens == 30
         forgotten = await engine.forget("a0")

@@ -274,13 +274,12 @@ class Preparer:
         """Records int64 [h, W] of contextual rows and all tokens of the events.
 
         The events follow `base_rows` rows that are not known, contextual ones included: zeros."""
-        layout, num_context = self.layout, self._num_context
+        layout, num_context = self.layout, 0 if base_rows else self._num_context
         num_tokens = len(events) * self._inputs.tokens_per_event - events.has_open_event
-        first = base_rows or num_context
-        records = layout.empty_records(first + num_tokens)
-        times = np.zeros(first + num_tokens, dtype=np.int64)
-        tokens, token_times = records[first:], times[first:]
-        if layout.context is not None:
+        records = layout.empty_records(num_context + num_tokens)
+        times = np.zeros(num_context + num_tokens, dtype=np.int64)
+        tokens, token_times = records[num_context:], times[num_context:]
+        if layout.context is not None and num_context:
             records[:num_context, layout.context] = self._context_base + context
         step = self._inputs.tokens_per_event
         tokens[::step, ITEM_COLUMN] = events.rows
@@ -290,16 +289,22 @@ class Preparer:
             num_actions = len(events) - events.has_open_event
             tokens[1::2, layout.action] = events.actions[:num_actions]
             token_times[1::2] = events.times[:num_actions]
-        self._write_places(records, times, query_time)
-        records[:base_rows] = 0
-        return records
+        self._write_places(records, times, query_time, base_rows)
+        if not base_rows:
+            return records
+        # Zeros that nobody writes or reads cost nothing, however long the base is.
+        whole = np.zeros((base_rows + len(records), layout.num_columns), dtype=np.int64)
+        whole[base_rows:] = records
+        return whole
 
-    def _write_places(self, records: Int64Array, times: Int64Array, query_time: int) -> None:
-        """Positions and times of history records."""
+    def _write_places(
+        self, records: Int64Array, times: Int64Array, query_time: int, first: int
+    ) -> None:
+        """Positions and times of history records, of which the first is row `first`."""
         layout, inputs, length = self.layout, self._inputs, len(records)
         if layout.position is not None:
             records[:, layout.position] = (
-                input_stage.rows_from_start(inputs.num_positions, 0, length)
+                input_stage.rows_from_start(inputs.num_positions, first, first + length)
                 if inputs.positions == "from_start"
                 else input_stage.rows_from_newest(
                     inputs.num_positions, self._num_context, length, 0
