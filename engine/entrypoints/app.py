@@ -13,6 +13,7 @@ from engine.core_client import Phase
 from engine.entrypoints import asgi, metrics_export
 from engine.entrypoints.asgi import HttpResponse, Receive, Scope, Send
 from engine.entrypoints.config import ServerConfig
+from engine.entrypoints.page.files import page_routes
 from engine.entrypoints.protocol import ErrorBody, error_body, to_json
 from engine.entrypoints.routes.health import HealthRoutes
 from engine.entrypoints.routes.infer import InferRoutes
@@ -46,6 +47,7 @@ class App:
                 *UserRoutes(engine).table(),
                 *WeightsRoutes(engine, config).table(),
                 *ObserveRoutes(engine, self._metrics).table(),
+                *page_routes(),
             ]
         )
 

@@ -28,7 +28,8 @@ INFO = ModelInfo(
     score_names=("click",), features=FEATURES, context_features=("country", "age"),
     reads_query_time=False, embedding_dim=4, max_history_events=10, max_history_tokens=20,
     max_batch_tokens=64, keep_stride=1, reuse=Reuse.APPEND, reuse_reason="causal",
-    backend="torch", exactness="bitwise", cache_tiers="tiered",
+    backend="torch", exactness="bitwise", cache_tiers="tiered", page_size=8, chunk_size=32,
+    token_bytes=512, sample_items=(3, 1),
 )  # fmt: skip
 
 
@@ -260,3 +261,6 @@ def test_metadata_lists_what_the_model_declares() -> None:
     ]
     assert metadata.parameters.reuse == "append"
     assert metadata.parameters.max_history_events == 10
+    assert (metadata.parameters.page_size, metadata.parameters.chunk_size) == (8, 32)
+    assert metadata.parameters.token_bytes == 512
+    assert metadata.parameters.sample_items == [3, 1]
