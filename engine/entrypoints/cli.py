@@ -1,4 +1,4 @@
-"""The command line: `mtserve serve | evaluate | replay | conformance`.
+"""The command line: `mtserve serve | evaluate | replay | conformance | collect-env`.
 
 Every command's options are a struct; its fields are the flags and its docstring is the help. A
 YAML file (`--config`) may hold them too: defaults < file < command line, unknown keys are errors.
@@ -171,10 +171,11 @@ class Arguments(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command: its one-line help, and what runs it."""
+    """A command: its one-line help, what runs it, and whether it computes in this process."""
 
     help: str
     run: Callable[[Arguments], int]
+    computes: bool = True
 
 
 _CONFIG_HELP = (
@@ -339,6 +340,18 @@ def _conformance(arguments: Arguments) -> int:
     )
 
 
+def _collect_env(arguments: Arguments) -> int:
+    from engine.entrypoints import collect_env
+
+    options = flat_options(collect_env.CollectEnvOptions, arguments, "collect-env")
+    report = collect_env.collect()
+    if options.json:
+        _print_report(report)
+    else:
+        print(report.text())
+    return 0
+
+
 def _print_report(report: msgspec.Struct) -> None:
     print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
 
@@ -356,10 +369,13 @@ def _progress() -> Callable[[int, int], None] | None:
 
 
 COMMANDS: dict[str, Command] = {
-    "serve": Command("Serve a model over HTTP.", _serve),
+    "serve": Command("Serve a model over HTTP.", _serve, computes=False),
     "evaluate": Command("Ranking quality of a model on a log, through the engine.", _evaluate),
     "replay": Command("Replay a log as requests and account for every token.", _replay),
     "conformance": Command("Hold golden files against this installation.", _conformance),
+    "collect-env": Command(
+        "What a bug report needs to say about this machine.", _collect_env, computes=False
+    ),
 }
 
 
@@ -392,6 +408,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     if arguments[0] != "serve":
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    if command.computes:
         os.environ.setdefault("OMP_WAIT_POLICY", SLEEP_WHEN_IDLE)  # before torch is loaded
     try:
         status = command.run(_split_config(arguments[1:]))
