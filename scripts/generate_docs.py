@@ -253,10 +253,12 @@ def _command_options() -> Mapping[str, StructType]:
     """Options struct of each command; these modules load torch."""
     evaluate = importlib.import_module("engine.entrypoints.evaluate")
     replay = importlib.import_module("engine.entrypoints.replay")
+    replay_server = importlib.import_module("engine.entrypoints.replay_server")
     collect_env = importlib.import_module("engine.entrypoints.collect_env")
     return {
         "evaluate": evaluate.EvaluateOptions,
         "replay": replay.ReplayOptions,
+        "replay --server URL": replay_server.ServerReplayOptions,
         "conformance": cli.ConformanceOptions,
         "collect-env": collect_env.CollectEnvOptions,
     }

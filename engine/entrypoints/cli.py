@@ -36,6 +36,7 @@ from engine.version import __version__
 
 EXIT_USAGE = 2
 EXIT_BROKEN_PIPE = 141
+EXIT_INTERRUPTED = 130
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -321,11 +322,30 @@ def _evaluate(arguments: Arguments) -> int:
 
 
 def _replay(arguments: Arguments) -> int:
+    if _names_server(arguments):
+        return _replay_server(arguments)
     from engine.entrypoints import replay
 
     options = flat_options(replay.ReplayOptions, arguments, "replay")
     _print_report(replay.run(options, _progress()))
     return 0
+
+
+def _names_server(arguments: Arguments) -> bool:
+    """Whether a replay goes to a running server."""
+    is_flag = any(part.partition("=")[0] == "--server" for part in arguments.rest)
+    return is_flag or (arguments.file is not None and "server" in _read_yaml(arguments.file))
+
+
+def _replay_server(arguments: Arguments) -> int:
+    try:
+        from engine.entrypoints import replay_server
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'mtserve[bench]'") from error
+    options = flat_options(replay_server.ServerReplayOptions, arguments, "replay --server URL")
+    report = replay_server.run(options, _progress())
+    _print_report(report)
+    return EXIT_INTERRUPTED if report.ended == "interrupted" else 0
 
 
 def _conformance(arguments: Arguments) -> int:
@@ -421,7 +441,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mtserve {arguments[0]}: {error}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
 
 
 if __name__ == "__main__":

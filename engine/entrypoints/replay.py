@@ -31,7 +31,8 @@ class ReplayOptions(OfflineOptions, frozen=True, kw_only=True, forbid_unknown_fi
 
     One retrieve request for each window of a user's activity, in the log's order. The report says
     how many history tokens were asked for, where they were found, what was evicted and moved, and
-    how long answers took.
+    how long answers took. The engine runs in this process; with `--server URL` the requests go to
+    a running server, and the options are others (`mtserve replay --server URL --help`).
 
     Attributes:
         trace: Interaction log: csv, tsv or `::`, with user, item, rating or action, time.
