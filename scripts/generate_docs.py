@@ -211,7 +211,8 @@ _COMMANDS = """\
 ## Options of the other commands
 
 Each command takes `--config` too; the keys of its file are the names below. `mtserve evaluate` and
-`mtserve replay` run the engine in their own process and print JSON.
+`mtserve replay` run the engine in their own process and print JSON. [Tools](tools.md) shows all of
+them at work.
 """
 
 

@@ -76,7 +76,7 @@ def test_retrieve_gives_the_best_items_in_order(app: ExampleProcess) -> None:
 def test_errors_of_the_engine_have_their_status_and_code(app: ExampleProcess) -> None:
     empty = post(app, "/rank", user_id="u3", history=[3], candidates=[])
     late = post(app, "/rank", user_id="u3", history=[3], candidates=[9], deadline_ms=0.0001)
-    misspelt = post(app, "/rank", user_id="u3", histroy=[3], candidates=[9])
+    misspelt = post(app, "/rank", user_id="u3", past=[3], candidates=[9])
 
     assert (empty.status_code, empty.json()["code"]) == (400, "invalid_request")
     assert "candidates is empty" in empty.json()["error"]
