@@ -31,7 +31,7 @@ VERSIONS = ("v0", "v1", "v2")
 FLAGS = (
     "--device-pages", "1200", "--page-size", "8", "--chunk-size", "32",
     "--host-bytes", "4000000", "--refresh-users", "20", "--canary-share", "0.2",
-    "--check-invariants", "--threads", "1", "--no-access-log",
+    "--check-invariants", "--threads", "1", "--access-log-format", "off",
 )  # fmt: skip
 SETTLING_S = 15.0
 MAX_GROWTH = 1.05
