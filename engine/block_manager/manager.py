@@ -306,23 +306,16 @@ class BlockManager:
         """The onloaded pages become the state's."""
         state = reservation.state
         if reservation.resident_len > state.device_len:
-            self._adopt_pages(reservation, self._layout.pages_for(reservation.resident_len))
-            state.device_len = reservation.resident_len
+            self._tiers.extend_device(state, reservation.block_table, reservation.resident_len)
 
     def _adopt_rows(self, reservation: Reservation) -> None:
         """Rows up to `stop` become the state's, and their fingerprints."""
         state, chain, stop = reservation.state, reservation.chain, reservation.stop
         if chain is None or stop <= state.length:
             return
-        self._adopt_pages(reservation, self._layout.pages_for(stop))
+        self._tiers.extend_device(state, reservation.block_table, stop)
         state.append_hashes(chain.between(state.num_hashes, self._layout.full_pages(stop)))
         state.tail_hash = chain.at(stop)
-        state.device_len = stop
-
-    def _adopt_pages(self, reservation: Reservation, num_pages: int) -> None:
-        pages = reservation.block_table[reservation.state.num_pages : num_pages]
-        self._tiers.pages.retain(pages)
-        reservation.state.append_pages(pages)
 
     # Copies.
 
@@ -361,7 +354,7 @@ class BlockManager:
         The state is found no more at once. Bytes that a running step or copy still touches are
         freed when that ends; the ticket says when.
         """
-        found = self._states_of(*user)
+        found = self._tiers.states_of(*user)
         found += [
             self._tiers.states[key]
             for key in self._private_keys
@@ -383,11 +376,6 @@ class BlockManager:
     def reset(self) -> ForgetTicket:
         """Remove every state of every user and weights version, like `forget`. O(users)."""
         return self._remove(list(self._tiers.states.values()), list(self._tiers.leaving), "reset")
-
-    def _states_of(self, namespace: str, user_id: str) -> list[UserState]:
-        """The user's states that can be found, private ones excepted."""
-        keys = [UserKey(namespace, user_id, entry.version) for entry in self._tiers.ledger]
-        return [self._tiers.states[key] for key in keys if key in self._tiers.states]
 
     def _remove(
         self, found: list[UserState], leaving: Iterable[UserState], reason: str
@@ -413,7 +401,7 @@ class BlockManager:
 
     def user_versions(self, namespace: str, user_id: str) -> list[UserView]:
         """What is known about a user under each weights version that knows it."""
-        return [view_of(self._tiers, state) for state in self._states_of(namespace, user_id)]
+        return [view_of(self._tiers, state) for state in self._tiers.states_of(namespace, user_id)]
 
     def users(
         self, limit: int, *, tier: Literal["device", "host"] | None = None

@@ -63,6 +63,11 @@ class Tiers:
         self._clock = clock
         self._turn = 0
 
+    def states_of(self, namespace: str, user_id: str) -> list[UserState]:
+        """The user's states that can be found, private ones excepted. O(weights versions)."""
+        keys = [UserKey(namespace, user_id, entry.version) for entry in self.ledger]
+        return [self.states[key] for key in keys if key in self.states]
+
     # Life of a state.
 
     def pin(self, state: UserState) -> None:
@@ -136,7 +141,14 @@ class Tiers:
         accounts.device.order.remove(state)
         accounts.host.order.remove(state)
 
-    # Cuts.
+    # Growth and cuts.
+
+    def extend_device(self, state: UserState, block_table: Int32Array, tokens: int) -> None:
+        """The device prefix grows to `tokens`, in pages of this table: the state holds them too."""
+        pages = block_table[state.num_pages : self.layout.pages_for(tokens)]
+        self.pages.retain(pages)
+        state.append_pages(pages)
+        state.device_len = tokens
 
     def cut_device(self, state: UserState, num_pages: int) -> None:
         """Keep the first `num_pages` device pages."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 import pytest
+from block_quota_shadow import QuotaShadow, Wanted, World, world_of
 from block_shadow import Shadow, Tokens, chain_of, expected_match
 from hypothesis import HealthCheck, Phase, event, settings
 from hypothesis import strategies as st
@@ -48,10 +50,20 @@ KEYS = (
     UserKey("", "a", "v1"),
     UserKey("", "a", "v2"),
     UserKey("", "b", "v1"),
+    UserKey("", "b", "v2"),
     UserKey("shop", "a", "v1"),
     UserKey("", "a", "v1", private_to=7),
 )
 keys = st.sampled_from([*[KEYS[0]] * 4, *KEYS])
+SHARES: tuple[dict[str, float], ...] = (
+    {},
+    {"v1": 0.5, "v2": 0.5},
+    {"v1": 0.75, "v2": 0.25},
+    {"v1": 0.2, "v2": 0.4},
+    {"v2": 1.0},
+    {"v1": 0.6},
+    {"v1": 0.35, "v2": 0.35, "v3": 0.3},
+)
 
 
 class Act(Enum):
@@ -89,6 +101,9 @@ class Trouble(Enum):
     FORGET = "forget"
     REFRESH = "refresh"
     DROP = "drop"
+    DROP_VERSION = "drop version"
+    RESET = "reset"
+    SET_QUOTAS = "set quotas"
     EDIT_WHILE_OFFLOADING = "edit while offloading"
     FAIL_BEFORE_THE_NEXT_OFFLOAD = "fail before the next offload"
     ABORT_WHILE_ONLOADING = "abort while onloading"
@@ -97,6 +112,7 @@ class Trouble(Enum):
 STEPS = [
     *Trouble,
     Trouble.FAIL_COPY,
+    *[Trouble.SET_QUOTAS] * 3,
     *[step for step in Step for _ in range(2)],
     *[Step.SERVE] * 2,
     *[Step.SERVE_AND_DRAIN] * 4,
@@ -120,14 +136,23 @@ class BlockManagerMachine(RuleBasedStateMachine):
         page_size=st.integers(1, 4),
         num_chunks=st.integers(0, 6),
         pages_per_chunk=st.integers(1, 3),
+        shares=st.sampled_from([*[SHARES[0]] * 5, *SHARES]),
     )
-    def build(self, num_pages: int, page_size: int, num_chunks: int, pages_per_chunk: int) -> None:
+    def build(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_chunks: int,
+        pages_per_chunk: int,
+        shares: dict[str, float],
+    ) -> None:
         self.page_size = page_size
         self.num_pages = num_pages
         self.pages_per_chunk = pages_per_chunk
         self.copies = ManualCopyEngine(is_automatic=False, clock=FakeClock())
         self.metrics = Metrics()
         self.shadow = Shadow(num_pages, num_chunks * pages_per_chunk, page_size)
+        self.quotas = QuotaShadow(num_pages, num_chunks, page_size, pages_per_chunk)
         self.manager = BlockManager(
             num_pages=num_pages,
             page_size=page_size,
@@ -145,9 +170,10 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.done: dict[CopyJob, int] = {}
         self.failed: set[CopyJob] = set()
         self.finished: set[CopyJob] = set()
-        self.tickets: list[tuple[ForgetTicket, tuple[str, str], set[Reservation]]] = []
+        self.tickets: list[tuple[ForgetTicket, set[Reservation]]] = []
         self.next_token = 1
         self.is_broken = False
+        self._set_quotas(shares)
 
     # One rule: hypothesis switches whole rules off at random, and a machine without requests or
     # without copies shows nothing.
@@ -193,6 +219,12 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self._prefetch(key, 1 + which % 4)
         elif trouble is Trouble.FORGET:
             self._forget(key)
+        elif trouble is Trouble.DROP_VERSION:
+            self._drop_version(key.weights_version)
+        elif trouble is Trouble.RESET:
+            self._reset()
+        elif trouble is Trouble.SET_QUOTAS:
+            self._set_quotas(SHARES[which % len(SHARES)])
         elif trouble is Trouble.EDIT_WHILE_OFFLOADING:
             self._serve(key, Act.APPEND, 1 + which)
             self._start_copies()
@@ -284,7 +316,6 @@ class BlockManagerMachine(RuleBasedStateMachine):
             after = self.manager.usage()
             assert after.num_reservations == before.num_reservations
             assert after.pages_used <= before.pages_used
-            assert before.num_reservations or before.num_copies, "nobody holds what is missing"
             return False
         lookup = reservation.lookup
         device_len = 0 if view is None else view.device_len
@@ -299,9 +330,41 @@ class BlockManagerMachine(RuleBasedStateMachine):
         return True
 
     def _reserve(self, key: UserKey, history: Tokens, stop: int) -> Reservation | None:
+        """Plan a piece; who gives up pages for it must be what the shadow says."""
+        stop = min(stop, len(history))
         protected = {piece.reservation.key for piece in self.open}
         chain = chain_of(history, key, self.page_size)
-        return self.manager.reserve(key, chain, stop=min(stop, len(history)), protected=protected)
+        world, wanted = self._world(), self._wanted(key, history, stop)
+        match = expected_match(self._known_tokens(key), history, self.page_size)
+        if match.diverges:
+            world = world.diverged(key, match.matched // self.page_size)
+        reservation = self.manager.reserve(key, chain, stop=stop, protected=protected)
+        expected = self.quotas.pages_after(world, wanted)
+        assert (reservation is None) == (expected is None)
+        if expected is None:
+            expected = {other: len(held.pages) for other, held in world.states.items()}
+            is_held = world.open or world.jobs
+            limit = self.quotas.always_gets(key.weights_version)
+            assert is_held or wanted.needed > limit, "what a version is sure of was refused"
+        else:
+            self.quotas.planned(key)
+        views = {other: self.manager.user(other) for other in expected}
+        actual = {other: view.num_pages if view else 0 for other, view in views.items()}
+        assert actual == expected
+        return reservation
+
+    def _wanted(self, key: UserKey, history: Tokens, stop: int) -> Wanted:
+        match = expected_match(self._known_tokens(key), history, self.page_size)
+        start = min(match.matched, stop)
+        return Wanted(key, kept=-(-start // self.page_size), needed=-(-stop // self.page_size))
+
+    def _world(self) -> World:
+        return world_of(
+            self.manager._tiers.states,
+            [piece.reservation for piece in self.open],
+            self._in_flight(),
+            self.copies.queued,
+        )
 
     def _opened(self, reservation: Reservation, history: Tokens) -> None:
         self.open.append(Piece(reservation, history))
@@ -316,6 +379,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             assert reservation.onload is not None
             assert reservation.onload.num_pages <= min(free, max_pages)
             assert reservation.start == reservation.stop
+            self.quotas.planned(key)
             self._opened(reservation, list(self._known_tokens(key)))
 
     # The ends of pieces.
@@ -329,7 +393,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
         key = reservation.key
         is_current = self._is_current(reservation)
         known = self._known_tokens(key)
+        world = self._world()
         offload = self.manager.commit(reservation)
+        self._check_chunks(world, key, is_current=is_current)
         if not is_current:
             assert offload is None, "a forgotten user's rows were handed to offload"
             event("commit of a detached state")
@@ -339,6 +405,16 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self._submit(offload)
         with pytest.raises(InvariantError, match="ended twice"):
             self.manager.commit(reservation)
+
+    def _check_chunks(self, world: World, key: UserKey, *, is_current: bool) -> None:
+        """After a commit: who gave up chunks must be what the shadow says."""
+        view = self.manager.user(key)
+        expected = {other: len(held.chunks) for other, held in world.states.items()}
+        if is_current:
+            expected = self.quotas.chunks_after(world, key, view.device_len if view else 0)
+        views = {other: self.manager.user(other) for other in expected}
+        actual = {other: view.num_chunks if view else 0 for other, view in views.items()}
+        assert actual == expected
 
     def _abort(self, which: int, *, has_run: bool) -> None:
         """A piece is dropped before its step, or its step fails after writing its rows."""
@@ -480,17 +556,35 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     # Removals.
 
+    def _set_quotas(self, shares: dict[str, float]) -> None:
+        before = self._world()
+        self.manager.set_quotas(shares)
+        self.quotas.shares = shares
+        assert self._world() == before, "setting quotas takes nothing"
+        event("quotas" if shares else "no quotas")
+
     def _forget(self, key: UserKey) -> None:
-        user = key[:2]
-        views = [self.manager.user(other) for other in KEYS if other[:2] == user]
-        ticket = self.manager.forget(user)
-        assert ticket.device_tokens == sum(view.device_len for view in views if view)
-        assert ticket.host_tokens == sum(view.host_len for view in views if view)
-        for other in KEYS:
-            if other[:2] == user:
-                assert self.manager.user(other) is None
-        holders = {piece.reservation for piece in self.open if piece.reservation.key[:2] == user}
-        self.tickets.append((ticket, user, holders))
+        keys = [other for other in KEYS if other[:2] == key[:2]]
+        self._remove(keys, lambda: self.manager.forget(key[:2]))
+
+    def _drop_version(self, version: str) -> None:
+        keys = [other for other in KEYS if other.weights_version == version]
+        self._remove(keys, lambda: self.manager.drop_version(version))
+
+    def _reset(self) -> None:
+        self._remove(KEYS, self.manager.reset)
+        assert self.manager.usage().num_users == 0
+
+    def _remove(self, keys: Sequence[UserKey], act: Callable[[], ForgetTicket]) -> None:
+        views = [view for key in keys if (view := self.manager.user(key)) is not None]
+        others = {key: self.manager.user(key) for key in KEYS if key not in keys}
+        ticket = act()
+        assert ticket.device_tokens == sum(view.device_len for view in views)
+        assert ticket.host_tokens == sum(view.host_len for view in views)
+        assert all(self.manager.user(key) is None for key in keys)
+        assert {key: self.manager.user(key) for key in others} == others
+        holders = {piece.reservation for piece in self.open if piece.reservation.key in keys}
+        self.tickets.append((ticket, holders))
 
     # What must hold after every rule.
 
@@ -525,15 +619,29 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 assert tag == (key, tuple(known[: i + 1])), f"host row {i} of {key} is {tag}"
 
     @invariant()
+    def users_are_listed_and_counted(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        world = self._world()
+        found = [key for key in reversed(self.quotas.order) if key in world.states]
+        users = [UserKey(*user[:3]) for user in self.manager.users(99)]
+        assert users == [key for key in found if not key.private_to]
+        versions = self.manager.usage().by_version
+        pages = {entry.version: entry.pages_used for entry in versions if entry.pages_used}
+        chunks = {entry.version: entry.chunks_used for entry in versions if entry.chunks_used}
+        assert pages == self.quotas.pages_by_version(world)
+        assert chunks == self.quotas.chunks_by_version(world)
+        for entry in versions:
+            assert entry.quota_pages == self.quotas.page_quota(entry.version)
+            assert entry.quota_chunks == self.quotas.chunk_quota(entry.version)
+
+    @invariant()
     def forgets_end_when_nothing_touches_the_bytes(self) -> None:
         if not hasattr(self, "manager"):
             return
-        for ticket, user, holders in self.tickets:
+        for ticket, holders in self.tickets:
             held = any(piece.reservation in holders for piece in self.open)
-            copying = any(
-                job.owner in ticket.states and job.owner.key[:2] == user
-                for job in self._in_flight()
-            )
+            copying = any(job.owner in ticket.states for job in self._in_flight())
             assert ticket.is_done() == (not held and not copying)
 
     def _known_tokens(self, key: UserKey) -> Tokens:
@@ -556,6 +664,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
             assert self.manager.forget(key[:2]).is_done()
         usage = self.manager.usage()
         assert (usage.pages_used, usage.chunks_used, usage.num_users) == (0, 0, 0)
+        for entry in usage.by_version:
+            assert (entry.pages_used, entry.chunks_used, entry.num_users) == (0, 0, 0)
 
 
 TestBlockManager = BlockManagerMachine.TestCase

@@ -151,3 +151,16 @@ def test_a_version_at_its_quota_is_not_walked_through() -> None:
     blocks.serve("y", 12)
     assert blocks.used() == {"v1": (302, 0, 300), "v2": (98, 0, 98)}
     assert Counting.walked == 1 + 3, "two of v2, down to its quota, then one of v1"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_version_is_not_walked_through_once_it_is_down_to_its_quota() -> None:
+    blocks = Blocks(num_pages=110, num_chunks=0, eviction_policy="counting")
+    for user in [*(f"u{number}" for number in range(100)), *(f"w{number}@v2" for number in "0123")]:
+        blocks.serve(user, 4)
+    blocks.serve("x@v3", 24)
+    blocks.manager.set_quotas({"v1": 0.9, "v2": 0.01, "v3": 0.09})
+    Counting.walked = 0
+    blocks.serve("y@v3", 12)
+    assert blocks.used() == {"v1": (99, 0, 99), "v2": (2, 0, 2), "v3": (9, 0, 2)}
+    assert Counting.walked == 2 + 2, "one of v1 and two of v2, and who came next in v1"

@@ -121,6 +121,15 @@ def test_an_asking_version_above_its_quota_is_one_of_those_above() -> None:
     blocks.check()
 
 
+def test_an_asking_version_goes_on_with_its_own_users_below_its_quota() -> None:
+    blocks = Blocks(num_pages=12)
+    blocks.manager.set_quotas({"v1": 0.25, "v2": 0.75})
+    serve_all(blocks, {"a": 16, "b": 8, "c@v2": 24, "d": 20})
+    assert device(blocks, "a", "b", "c@v2", "d") == [0, 4, 24, 20]
+    assert blocks.value("evicted_pages_total", "device", "space") == 5
+    blocks.check()
+
+
 def test_a_version_that_is_not_named_loses_all_first_however_new_its_users_are() -> None:
     blocks = Blocks(num_pages=12)
     serve_all(blocks, {"a@v2": 16, "b": 16, "c": 16})
