@@ -144,6 +144,14 @@ class WeightsRoutes:
 
 
 def _answer(result: Result) -> HttpResponse:
-    """A command's result as JSON, without the tag that tells results apart between processes."""
-    fields = msgspec.structs.asdict(result)
-    return HttpResponse(body=to_json(fields))
+    """A command's result as JSON, without the tags that tell results apart between processes."""
+    return HttpResponse(body=to_json(_without_tags(msgspec.to_builtins(result))))
+
+
+def _without_tags(value: object) -> object:
+    """The same without the key `type` of any mapping in it."""
+    if isinstance(value, dict):
+        return {name: _without_tags(one) for name, one in value.items() if name != "type"}
+    if isinstance(value, list | tuple):
+        return [_without_tags(one) for one in value]
+    return value
