@@ -30,6 +30,7 @@ from engine.entrypoints.docstrings import attribute_docs, summary_of
 from engine.entrypoints.protocol import UsageParameters
 from engine.scheduler import life
 from engine.weights import life as weights_life
+from scripts import native_api_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -440,6 +441,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics_export.markdown,
     "errors.md": error_page,
     "state-machines.md": state_machines,
+    "native-api.md": native_api_page.native_api,
+    "openapi.json": native_api_page.openapi_document,
 }
 
 

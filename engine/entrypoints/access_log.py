@@ -1,8 +1,8 @@
 """The access log: one line per request, as text or as JSON.
 
-A line holds nothing that its client wrote except the request id (visible ASCII only) and, when
-asked for, user ids (quoted as JSON): the path appears as the route's pattern. So no client can
-write a line of its own, and no user is named unasked.
+What a line repeats of its client's words is the request id (visible ASCII only), a weights version
+and, when asked for, user ids (both quoted as JSON). The path appears as the route's pattern. So no
+client can write a line of its own, and no user is named unasked.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import msgspec
 from engine.entrypoints.protocol import to_json
 from engine.entrypoints.routes.routing import Answered
 
+_QUOTED = ("user_ids", "notes")
+
 log = logging.getLogger("engine.access")
 
 
@@ -28,6 +30,7 @@ class Noted(Protocol):
     outcome: str
     answers: list[Answered]
     user_ids: list[str]
+    notes: dict[str, str | int]
 
     @property
     def method(self) -> str: ...
@@ -53,6 +56,7 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     run_us: int | None = None
     trace_id: str | None = None
     user_ids: list[str] | None = None
+    notes: dict[str, str | int] | None = None
 
 
 class AccessLog:
@@ -87,6 +91,7 @@ class AccessLog:
             outcome=exchange.outcome,
             trace_id=trace_id,
             user_ids=exchange.user_ids if is_named else None,
+            notes=exchange.notes or None,
         )
         if not usages:
             return record
@@ -111,7 +116,7 @@ def _text(record: AccessRecord) -> str:
     for name in ("time", "request_id", "method", "route", "status", "ms", "outcome"):
         del rest[name]
     pairs = [
-        f"{name}={to_json(value).decode() if name == 'user_ids' else value}"
+        f"{name}={to_json(value).decode() if name in _QUOTED else value}"
         for name, value in rest.items()
         if value is not None
     ]

@@ -16,7 +16,8 @@ from engine.entrypoints.access_log import AccessLog
 from engine.entrypoints.asgi import HttpResponse, Receive, Scope, Send
 from engine.entrypoints.config import ServerConfig
 from engine.entrypoints.metrics_export import ServerMetrics
-from engine.entrypoints.protocol import ErrorBody, error_body, to_json
+from engine.entrypoints.protocol import ErrorBody, agreed_user, error_body, to_json
+from engine.entrypoints.routes.answering import routed_user
 from engine.entrypoints.routes.describe import DescribeRoutes
 from engine.entrypoints.routes.health import HealthRoutes
 from engine.entrypoints.routes.infer import InferRoutes
@@ -57,6 +58,7 @@ class App:
         """Raises ConfigError for keys that cannot be read."""
         self.metrics = ServerMetrics()
         self._engine = engine
+        self._config = config
         self._authenticator = Authenticator(config.security)
         self._tracing = tracing or Tracing()
         self._access_log = AccessLog(config.access_log_format, with_users=config.log_user_ids)
@@ -99,6 +101,8 @@ class App:
         exchange.params = found.params
         try:
             self._authenticator.authorize(exchange.scope["headers"], found.route.access)
+            if "user_id" in found.params:
+                agreed_user(found.params["user_id"], routed_user(self._config, exchange))
             return await found.route.handler(exchange)
         except EngineError as error:
             return self._failure(error, exchange)

@@ -77,6 +77,8 @@ class NativeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         priority: Lower goes first; waiting requests age.
         cache: `use`, `bypass` (neither read nor write) or `refresh` (recompute and replace).
         history_start: Absolute index of the first event sent.
+        base_length: Delta request: `history` holds only the events from here on.
+        base_fingerprint: Delta request: what an earlier answer's `fingerprint` said.
         ignore_extra: Drop features that the model does not read instead of refusing them.
         request_id: Comes back in the answer; made up when not given.
     """
@@ -107,7 +109,16 @@ class NativeRequests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class NativeResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One user's answer. scores: one row per candidate, one column per task of the model."""
+    """One user's answer.
+
+    Attributes:
+        request_id: The request's own, or one made up.
+        usage: Where its history came from and what it waited for.
+        scores: `rank`: one row per candidate, one column per task of the model.
+        items: Best first; `retrieve`, or `rank` with `topk`.
+        item_scores: Of `items`.
+        user_embedding: When it was asked for.
+    """
 
     request_id: str
     usage: UsageParameters

@@ -92,27 +92,24 @@ def _structs_of(types: list[type]) -> Iterator[type[msgspec.Struct]]:
 
 def _describe(schema: JsonObject, struct: type[msgspec.Struct]) -> None:
     schema["description"] = summary_of(struct)
-    if struct.__struct_config__.tag_field is not None:  # tells messages apart, is not sent here
-        del schema["properties"][struct.__struct_config__.tag_field]
-        schema["required"].remove(struct.__struct_config__.tag_field)
+    tag = struct.__struct_config__.tag_field
+    if tag is not None:  # it tells results apart between processes and is not on the wire
+        del schema["properties"][tag]
+        schema["required"].remove(tag)
     for name, text in attribute_docs(struct).items():
         if name in schema["properties"]:
             schema["properties"][name]["description"] = text
 
 
 def _operation(route: Route, doc: RouteDoc, schemas: dict[type, Any]) -> JsonObject:
-    places = _PLACE.findall(route.path)
     operation: JsonObject = {
-        "operationId": "_".join([route.name, *(("version",) if "version" in places else ())]),
+        "operationId": route.name + "_version" * ("{version}" in route.path),
         "summary": doc.summary,
         "responses": _responses(doc, schemas),
     }
-    if places:
-        operation["parameters"] = [
-            {"name": place, "in": "path", "required": True,
-             "schema": {"type": "string", "minLength": 1}}
-            for place in places
-        ]  # fmt: skip
+    parameters = _parameters(route, doc)
+    if parameters:
+        operation["parameters"] = parameters
     if doc.request:
         operation["requestBody"] = {
             "required": True,
@@ -123,6 +120,24 @@ def _operation(route: Route, doc: RouteDoc, schemas: dict[type, Any]) -> JsonObj
         operation["summary"] += admin
         operation["security"] = [{"bearer": []}, {"key": []}, {}]
     return operation
+
+
+def _parameters(route: Route, doc: RouteDoc) -> list[JsonObject]:
+    text = {"type": "string", "minLength": 1}
+    in_path = [
+        {"name": place, "in": "path", "required": True, "schema": text}
+        for place in _PLACE.findall(route.path)
+    ]
+    in_query = [
+        {
+            "name": parameter.name,
+            "in": "query",
+            "description": parameter.meaning,
+            "schema": parameter.schema,
+        }
+        for parameter in doc.query
+    ]
+    return [*in_path, *in_query]
 
 
 def _responses(doc: RouteDoc, schemas: dict[type, Any]) -> JsonObject:

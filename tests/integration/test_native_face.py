@@ -81,6 +81,9 @@ def test_the_routing_header_names_the_user(server: ServerProcess) -> None:
     assert accented.status == 200  # UTF-8 in the header, which http.client sends as Latin-1
     for wrong in ("", "x" * 1025, "\u00e9"):
         assert server.post("/v1/rank", body, {"x-session-id": wrong}).status == 400
+    known = server.request("GET", "/v1/users/routed", headers={"x-session-id": "routed"})
+    assert (known.status, known.body["states"][0]["length"]) == (200, 32)
+    assert server.request("GET", "/v1/users/routed", headers={"x-session-id": "b"}).status == 400
     missing = server.post("/v1/rank", body)
     assert (missing.status, "user_id" in missing.body["error"]) == (400, True)
 

@@ -54,6 +54,20 @@ def test_everything_else_needs_one(guarded: ServerProcess, method: str, path: st
         assert reply.status != 401
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/users"), ("POST", "/v1/cache:reset"), ("POST", "/v1/weights:load"),
+     ("POST", "/v1/weights:activate"), ("POST", "/v1/weights:retire"),
+     ("POST", "/v1/catalogue:load")],
+)  # fmt: skip
+def test_control_needs_an_admin_key(guarded: ServerProcess, method: str, path: str) -> None:
+    client = guarded.request(method, path, None, {"x-api-key": "first-key"})
+    assert (client.status, client.body["code"]) == (403, "forbidden")
+    admin = guarded.request(method, path, None, {"x-api-key": "the-admin-key"})
+    assert admin.status not in (401, 403)
+    assert guarded.request(method, path).status == 401
+
+
 def test_a_stranger_cannot_make_the_server_read_a_body(guarded: ServerProcess) -> None:
     with connected(guarded) as client:
         client.sendall(b"POST /v1/rank HTTP/1.1\r\nhost: x\r\ncontent-length: 50000000\r\n\r\n")

@@ -66,6 +66,7 @@ class Rpc:
         outcome: "ok" or an error's code, for the log.
         answers: What the engine has answered.
         user_ids: Whom it was about.
+        notes: What else the access log says of it.
     """
 
     context: Context
@@ -75,6 +76,7 @@ class Rpc:
     outcome: str = "ok"
     answers: list[Answered] = field(default_factory=list)
     user_ids: list[str] = field(default_factory=list)
+    notes: dict[str, str | int] = field(default_factory=dict)
 
     @property
     def method(self) -> str:

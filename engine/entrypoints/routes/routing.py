@@ -44,6 +44,7 @@ class Exchange:
         outcome: "ok" or an error's code, for the log.
         answers: What the engine has answered.
         user_ids: Whom it was about.
+        notes: What else the access log says of it.
     """
 
     scope: Scope
@@ -55,6 +56,7 @@ class Exchange:
     outcome: str = "ok"
     answers: list[Answered] = field(default_factory=list)
     user_ids: list[str] = field(default_factory=list)
+    notes: dict[str, str | int] = field(default_factory=dict)
 
     @property
     def method(self) -> str:
@@ -62,6 +64,14 @@ class Exchange:
 
 
 Handler = Callable[[Exchange], Awaitable[HttpResponse]]
+
+
+class QueryParameter(NamedTuple):
+    """A parameter of a route's query, all of which may be left out."""
+
+    name: str
+    meaning: str
+    schema: Mapping[str, object] = {"type": "string"}
 
 
 class RouteDoc(NamedTuple):
@@ -73,6 +83,7 @@ class RouteDoc(NamedTuple):
         response: Struct of the answer, or several; none if it is no JSON.
         statuses: Other statuses than 200 with the same form of body.
         media_type: Of the answer.
+        query: Parameters of the query.
     """
 
     summary: str
@@ -80,6 +91,7 @@ class RouteDoc(NamedTuple):
     response: tuple[type, ...] = ()
     statuses: tuple[int, ...] = ()
     media_type: str = "application/json"
+    query: tuple[QueryParameter, ...] = ()
 
 
 class Route(NamedTuple):

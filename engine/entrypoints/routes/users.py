@@ -10,11 +10,18 @@ from engine.async_engine import AsyncEngine
 from engine.commands import UserState
 from engine.entrypoints.asgi import HttpResponse
 from engine.entrypoints.protocol import to_json
-from engine.entrypoints.routes.routing import Access, Exchange, Route, RouteDoc
+from engine.entrypoints.routes.routing import Access, Exchange, QueryParameter, Route, RouteDoc
 from engine.errors import InvalidRequest
 
 MAX_LISTED = 1000
 _DEFAULT_LISTED = 100
+
+
+_NAMESPACE = (QueryParameter("namespace", "Of the user id."),)
+_LISTED = (
+    QueryParameter("limit", "How many.", {"type": "integer", "minimum": 1, "maximum": MAX_LISTED}),
+    QueryParameter("tier", "Only those in it.", {"enum": ["device", "host"]}),
+)
 
 
 class UserBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,15 +66,16 @@ class UserRoutes:
         return [
             Route(
                 "users", "GET", "/v1/users", self._list, Access.ADMIN,
-                RouteDoc("The states used last.", (), (UsersBody,)),
+                RouteDoc("The users with state, used last first.", (), (UsersBody,), query=_LISTED),
             ),
             Route(
                 "user", "GET", "/v1/users/{user_id}", self._describe,
-                doc=RouteDoc("A user's states, one for each weights version.", (), (UserBody,)),
+                doc=RouteDoc("What is kept of a user.", (), (UserBody,), query=_NAMESPACE),
             ),
             Route(
                 "forget", "DELETE", "/v1/users/{user_id}", self._forget,
-                doc=RouteDoc("Remove a user's state from all tiers.", (), (ForgottenBody,)),
+                doc=RouteDoc("Remove a user's state from every tier.", (), (ForgottenBody,),
+                             query=_NAMESPACE),
             ),
             Route(
                 "cache_reset", "POST", "/v1/cache:reset", self._reset, Access.ADMIN,
@@ -98,6 +106,11 @@ class UserRoutes:
     async def _forget(self, exchange: Exchange) -> HttpResponse:
         user_id, namespace = _named_user(exchange)
         forgotten = await self._engine.forget(user_id, namespace)
+        exchange.user_ids.append(user_id)
+        exchange.notes |= {
+            "forgotten_device_tokens": forgotten.device_tokens,
+            "forgotten_host_tokens": forgotten.host_tokens,
+        }
         return HttpResponse(
             body=to_json(
                 ForgottenBody(

@@ -92,20 +92,20 @@ class WeightsRoutes:
             ),
             Route(
                 "weights_load", "POST", "/v1/weights:load", self._load, Access.ADMIN,
-                RouteDoc("Load a version beside the active one.", (LoadBody,), (WeightsStatus,)),
+                RouteDoc("Load weights beside the running ones.", (LoadBody,), (WeightsStatus,)),
             ),
             Route(
                 "weights_activate", "POST", "/v1/weights:activate", self._activate, Access.ADMIN,
-                RouteDoc("Serve a loaded version.", (ActivateBody,), (VersionActivated,)),
+                RouteDoc("Let requests that name no version take this one.", (ActivateBody,),
+                         (VersionActivated,)),
             ),
             Route(
                 "weights_retire", "POST", "/v1/weights:retire", self._retire, Access.ADMIN,
-                RouteDoc("Remove a version and its users' state.", (RetireBody,),
-                         (VersionRetired,)),
+                RouteDoc("Take a version out of service.", (RetireBody,), (VersionRetired,)),
             ),
             Route(
                 "catalogue_load", "POST", "/v1/catalogue:load", self._grow, Access.ADMIN,
-                RouteDoc("Give a version a larger catalogue.", (CatalogueBody,), (WeightsStatus,)),
+                RouteDoc("Take an item table with more rows.", (CatalogueBody,), (WeightsStatus,)),
             ),
         ]  # fmt: skip
 
@@ -114,6 +114,7 @@ class WeightsRoutes:
 
     async def _load(self, exchange: Exchange) -> HttpResponse:
         body = await self._read(exchange, _load_decoder)
+        exchange.notes["version"] = body.version or ""
         return _answer(
             await self._engine.load_weights(
                 body.path, body.version, share=body.share, canary=body.canary
@@ -122,6 +123,7 @@ class WeightsRoutes:
 
     async def _activate(self, exchange: Exchange) -> HttpResponse:
         body = await self._read(exchange, _activate_decoder)
+        exchange.notes["version"] = body.version or ""
         return _answer(
             await self._engine.activate_weights(
                 body.version, policy=body.policy, budget_s=body.budget_s
@@ -130,10 +132,12 @@ class WeightsRoutes:
 
     async def _retire(self, exchange: Exchange) -> HttpResponse:
         body = await self._read(exchange, _retire_decoder)
+        exchange.notes["version"] = body.version or ""
         return _answer(await self._engine.retire_weights(body.version, mode=body.mode))
 
     async def _grow(self, exchange: Exchange) -> HttpResponse:
         body = await self._read(exchange, _catalogue_decoder)
+        exchange.notes["version"] = body.version or ""
         return _answer(await self._engine.load_catalogue(body.path, body.version))
 
     async def _read(self, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> T:
@@ -144,14 +148,14 @@ class WeightsRoutes:
 
 
 def _answer(result: Result) -> HttpResponse:
-    """A command's result as JSON, without the tags that tell results apart between processes."""
-    return HttpResponse(body=to_json(_without_tags(msgspec.to_builtins(result))))
+    return HttpResponse(body=to_json(_untagged(result)))
 
 
-def _without_tags(value: object) -> object:
-    """The same without the key `type` of any mapping in it."""
-    if isinstance(value, dict):
-        return {name: _without_tags(one) for name, one in value.items() if name != "type"}
-    if isinstance(value, list | tuple):
-        return [_without_tags(one) for one in value]
+def _untagged(value: object) -> object:
+    """A result without the tag that tells results apart between processes."""
+    if isinstance(value, msgspec.Struct):
+        fields = msgspec.structs.asdict(value)
+        return {name: _untagged(content) for name, content in fields.items()}
+    if isinstance(value, tuple):
+        return [_untagged(content) for content in value]
     return value

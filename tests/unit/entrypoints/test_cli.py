@@ -15,6 +15,7 @@ from engine.config import (
     EngineConfig,
     SchedulerConfig,
     TransferConfig,
+    WeightsConfig,
 )
 from engine.entrypoints import cli
 from engine.entrypoints.cli import (
@@ -27,7 +28,12 @@ from engine.entrypoints.cli import (
     main,
     serve_config,
 )
-from engine.entrypoints.config import ServeConfig, ServerConfig
+from engine.entrypoints.config import (
+    ConnectionConfig,
+    SecurityConfig,
+    ServeConfig,
+    ServerConfig,
+)
 from engine.errors import ConfigError
 
 
@@ -65,6 +71,32 @@ def test_flags_set_what_they_name() -> None:
             check_invariants=True,
         ),
     )
+
+
+def test_keys_repeat_and_limits_have_flags(tmp_path: Path) -> None:
+    config = serve(
+        *["--api-key", "a", "--api-key", "b", "--admin-api-key", "c", "--max-connections", "7"]
+    )
+    assert config.server.security == SecurityConfig(api_key=("a", "b"), admin_api_key=("c",))
+    assert config.server.connections.max_connections == 7
+    file = write(tmp_path / "c.yaml", "server: {security: {api_key: [a]}}")
+    assert serve("--api-key", "b", file=file).server.security.api_key == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ("--max-connections 0", "max_connections is 0"),
+        ("--header-timeout-s 0", "header_timeout_s is 0"),
+        ("--send-timeout-s inf", "send_timeout_s is inf"),
+        ("--routing-header X-User", "routing_header is 'X-User'"),
+        ("--max-bodies-bytes 1", "max_bodies_bytes is 1"),
+        ("--tls-cert c", "tls_cert and tls_key go together"),
+    ],
+)
+def test_limits_that_cannot_work_are_named(flags: str, names: str) -> None:
+    with pytest.raises(ConfigError, match=names):
+        serve(*flags.split())
 
 
 def test_the_command_line_overrides_the_file_which_overrides_defaults(tmp_path: Path) -> None:
@@ -168,14 +200,18 @@ def test_every_setting_has_one_flag() -> None:
     assert set(CacheFlags.__struct_fields__) - {"cache"} == (
         set(CacheConfig.__struct_fields__) - {"tiers"}
     )
-    sections = (ServerConfig, CacheFlags, SchedulerConfig, TransferConfig, ComputeFlags)
+    sections = (
+        ServerConfig, ConnectionConfig, SecurityConfig, CacheFlags, SchedulerConfig,
+        TransferConfig, WeightsConfig, ComputeFlags,
+    )  # fmt: skip
     names = [name for section in sections for name in section.__struct_fields__]
     assert len(names) == len(set(names))
     assert set(ServeFlags.__struct_fields__) == {
-        "model", "server", "weights", "cache", "scheduler", "transfer", "compute",
+        "model", "server", "cache", "scheduler", "transfer", "weights", "compute",
     }  # fmt: skip
     assert set(EngineConfig.__struct_fields__) == {
-        "cache", "scheduler", "transfer", "attention", "weights", "threads", "check_invariants",
+        "cache", "scheduler", "transfer", "attention", "weights", "threads",
+        "check_invariants",
     }  # fmt: skip
     flags = ServeFlags.from_config(ServeConfig(model="m"))
     assert msgspec.structs.replace(flags, model=None).to_config({}) == ServeConfig()
