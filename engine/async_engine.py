@@ -39,6 +39,7 @@ from engine.commands import (
     VersionActivated,
     VersionRetired,
     WeightsList,
+    WeightsLoaded,
     WeightsStatus,
 )
 from engine.config import EngineConfig
@@ -355,7 +356,7 @@ class AsyncEngine:
         Raises ConfigError for a directory that cannot be served beside the running version.
         """
         command = LoadWeights(path=os.fspath(path), version=version, share=share, canary=canary)
-        return await self._run(command, WeightsStatus)
+        return (await self._run(command, WeightsLoaded)).status
 
     async def activate_weights(
         self, version: str, *, policy: RefreshPolicy = "lazy", budget_s: float = 30.0
@@ -375,7 +376,7 @@ class AsyncEngine:
     ) -> WeightsStatus:
         """Replace the item table by one that only adds rows; user state stays valid."""
         command = LoadCatalogue(path=os.fspath(path), version=version)
-        return await self._run(command, WeightsStatus)
+        return (await self._run(command, WeightsLoaded)).status
 
     async def stats(self) -> CoreStats:
         """The core's metrics as of now."""

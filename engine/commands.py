@@ -57,7 +57,7 @@ class ResetCache(_Command, frozen=True):
 
 
 class LoadWeights(_Command, frozen=True):
-    """Load a model directory beside the running version, warm it up; gives WeightsStatus.
+    """Load a model directory beside the running version, warm it up; gives WeightsLoaded.
 
     path: a directory below `weights_root`. version: its name; None takes the directory's own.
     share: of both pools, in (0, 1). canary: share of users whose requests take it, in [0, 1].
@@ -95,7 +95,7 @@ class ListWeights(_Command, frozen=True):
 
 
 class LoadCatalogue(_Command, frozen=True):
-    """Replace a version's item table by one that only adds rows; gives WeightsStatus.
+    """Replace a version's item table by one that only adds rows; gives WeightsLoaded.
 
     User state stays valid. version: None means the active one.
     """
@@ -169,7 +169,7 @@ class UserList(_Result, frozen=True):
     total: int
 
 
-class WeightsStatus(_Result, frozen=True):
+class WeightsStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One loaded version.
 
     state: standby, active or retiring. share: of both pools (1 when it is alone). Pages and chunks
@@ -187,6 +187,12 @@ class WeightsStatus(_Result, frozen=True):
     chunks: int
     load_s: float
     warm_up_s: float
+
+
+class WeightsLoaded(_Result, frozen=True):
+    """The version that was loaded, or that got a larger catalogue."""
+
+    status: WeightsStatus
 
 
 class WeightsList(_Result, frozen=True):
@@ -227,7 +233,7 @@ Result: TypeAlias = (
     | CacheReset
     | UserStatus
     | UserList
-    | WeightsStatus
+    | WeightsLoaded
     | WeightsList
     | VersionActivated
     | VersionRetired

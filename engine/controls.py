@@ -154,7 +154,7 @@ class Controls:
         _leave_states(self._core.unfinished())
         ticket = self._manager.reset()
         removed = CacheReset(
-            states=len(ticket.states),
+            states=ticket.num_found,
             device_tokens=ticket.device_tokens,
             host_tokens=ticket.host_tokens,
         )

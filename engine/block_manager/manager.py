@@ -363,15 +363,21 @@ class BlockManager:
         leaving = [state for state in self._tiers.leaving if state.key[:2] == user]
         return self._remove(found, leaving, "forgotten")
 
-    def drop_version(self, version: str) -> ForgetTicket:
+    def drop_version(self, version: str, *, limit: int | None = None) -> ForgetTicket:
         """Remove every state of a weights version, like `forget`; private ones as well. O(users).
 
-        The version itself may be used again at any time.
+        limit: Remove at most that many; the ticket says how many it found (`num_found`). The
+        version itself may be used again at any time.
         """
-        tiers = self._tiers
-        found = [state for key, state in tiers.states.items() if key.weights_version == version]
-        leaving = [state for state in tiers.leaving if state.key.weights_version == version]
-        return self._remove(found, leaving, "retired")
+        accounts = self._tiers.ledger.of(version)
+        found: dict[UserState, None] = {}
+        for order in (accounts.device.order, accounts.host.order):
+            for state in order.victims():
+                if limit is not None and len(found) >= limit:
+                    break
+                found[state] = None
+        leaving = [state for state in self._tiers.leaving if state.key.weights_version == version]
+        return self._remove(list(found), leaving, "retired")
 
     def reset(self) -> ForgetTicket:
         """Remove every state of every user and weights version, like `forget`. O(users)."""
@@ -384,6 +390,7 @@ class BlockManager:
         ticket = ForgetTicket(
             device_tokens=sum(state.device_len for state in found),
             host_tokens=sum(state.host_len for state in found),
+            num_found=len(found),
             states=(*found, *leaving),
         )
         self._tiers.detach_all(found)

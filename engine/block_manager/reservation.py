@@ -75,8 +75,12 @@ class Reservation:
 
 @dataclass(slots=True, eq=False, frozen=True)
 class ForgetTicket:
-    """What a forget or another removal took, in tokens per tier, and whether it is complete."""
+    """What a forget or another removal took, in tokens per tier, and whether it is complete.
 
+    num_found: states that could be found; `states` has those that were leaving before as well.
+    """
+
+    num_found: int
     device_tokens: int
     host_tokens: int
     states: Sequence[UserState]

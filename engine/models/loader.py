@@ -71,8 +71,11 @@ def load_catalogue(path: str | os.PathLike[str]) -> ItemCatalogue:
             f"{file}: {ITEM_IDS} is {_dtype_text(item_ids)} {list(item_ids.shape)}, expected int64 "
             "[num_items]"
         )
-    if not table.is_floating_point():
-        raise ConfigError(f"{file}: {ITEM_TABLE} is {_dtype_text(table)}, expected a float type")
+    if not table.is_floating_point() or table.dim() != 2:
+        raise ConfigError(
+            f"{file}: {ITEM_TABLE} is {_dtype_text(table)} {list(table.shape)}, expected a float "
+            "type [num_rows, width]"
+        )
     return ItemCatalogue(settings=settings, item_ids=item_ids.numpy(), table=table)
 
 

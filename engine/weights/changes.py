@@ -7,11 +7,11 @@ it gives the result once the change is complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from engine.block_manager.manager import BlockManager
-from engine.block_manager.reservation import ForgetTicket
 from engine.commands import (
     ActivateWeights,
     LoadCatalogue,
@@ -20,6 +20,7 @@ from engine.commands import (
     VersionActivated,
     VersionRetired,
     WeightsList,
+    WeightsLoaded,
     WeightsStatus,
 )
 from engine.config import WeightsConfig
@@ -31,6 +32,7 @@ from engine.types import Outcome, Request
 from engine.weights.histories import Histories
 from engine.weights.life import State
 from engine.weights.refresh import Refresh
+from engine.weights.removal import StateRemoval
 from engine.weights.versions import LoadedVersion, Versions
 
 
@@ -79,42 +81,54 @@ class WeightsChanges:
             versions=tuple(self._status(loaded) for loaded in self._versions),
         )
 
-    def load(self, command: LoadWeights) -> Callable[[], WeightsStatus | None]:
+    def load(self, command: LoadWeights) -> Callable[[], WeightsLoaded | None]:
         """Load a version beside the others. Raises ConfigError, InvalidRequest."""
-        config, versions = self._config, self._versions
+        config = self._config
         share = config.weights_share if command.share is None else command.share
         canary = config.canary_share if command.canary is None else command.canary
-        if not 0 < share < 1:
-            raise InvalidRequest(f"share is {share}: give more than 0 and less than 1", value=share)
-        if not 0 <= canary <= 1:
-            raise InvalidRequest(f"canary is {canary}: give 0 to 1", value=canary)
-        if command.version is not None and command.version in versions:
-            raise ConfigError(
-                f"weights version {command.version!r} is loaded already: give another name"
-            )
-        if len(versions) >= config.max_weights_versions:
-            raise ConfigError(
-                f"{len(versions)} weights versions are loaded, the limit is max_weights_versions="
-                f"{config.max_weights_versions}: retire one first, or raise the limit",
-                limit=config.max_weights_versions,
-                value=len(versions),
-            )
-        loading = self._loader.load(command.path, command.version, versions.active.served.model)
+        with self._counting_failures():
+            if not 0 < share < 1:
+                raise InvalidRequest(
+                    f"share is {share}: give more than 0 and less than 1", value=share
+                )
+            if not 0 <= canary <= 1:
+                raise InvalidRequest(f"canary is {canary}: give 0 to 1", value=canary)
+            self._check_place(command.version)
+            beside = self._versions.active.served.model
+            loading = self._loader.load(command.path, command.version, beside)
 
-        def attempt() -> WeightsStatus | None:
-            try:
+        def attempt() -> WeightsLoaded | None:
+            with self._counting_failures():
                 model = loading()
                 if model is None:
                     return None
-                loaded = versions.add(model, share=share, canary=canary)
-            except EngineError:
-                self._metrics.add("weights_changes_total", 1, "load_failed")
-                raise
-            self._manager.set_quotas(versions.quotas())
+                loaded = self._versions.add(model, share=share, canary=canary)
+            self._manager.set_quotas(self._versions.quotas())
             self._metrics.add("weights_changes_total", 1, "loaded")
-            return self._status(loaded)
+            return WeightsLoaded(status=self._status(loaded))
 
         return attempt
+
+    def _check_place(self, name: str | None) -> None:
+        """Raise ConfigError if no version can be added, or none of that name."""
+        limit, count = self._config.max_weights_versions, len(self._versions)
+        if name is not None and name in self._versions:
+            raise ConfigError(f"weights version {name!r} is loaded already: give another name")
+        if count >= limit:
+            raise ConfigError(
+                f"{count} weights versions are loaded, the limit is max_weights_versions={limit}: "
+                "retire one first, or raise the limit",
+                limit=limit,
+                value=count,
+            )
+
+    @contextmanager
+    def _counting_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except EngineError:
+            self._metrics.add("weights_changes_total", 1, "load_failed")
+            raise
 
     def activate(self, command: ActivateWeights) -> Callable[[], VersionActivated | None]:
         """Switch what requests take that name no version. Raises UnknownModel."""
@@ -128,12 +142,19 @@ class WeightsChanges:
                 self._clock,
             )  # fmt: skip
 
+        previous: LoadedVersion | None = None
+        removal: StateRemoval | None = None
+
         def attempt() -> VersionActivated | None:
-            if refresh is not None and not refresh.advance():
+            nonlocal previous, removal
+            if previous is None:
+                if refresh is not None and not refresh.advance():
+                    return None
+                previous = self._switch(self._usable(command.version))
+                if command.policy == "drop" and previous is not self._versions.active:
+                    removal = StateRemoval(previous.name, self._manager)
+            if removal is not None and not removal.advance():
                 return None
-            previous = self._switch(self._usable(command.version))
-            if command.policy == "drop" and previous is not self._versions.active:
-                self._manager.drop_version(previous.name)
             return VersionActivated(
                 active=self._versions.active.name,
                 previous=previous.name,
@@ -161,15 +182,19 @@ class WeightsChanges:
         self._versions.retire(loaded)
         if command.mode == "fail":
             self._fail_bound(loaded)
-        removal = _Removal(loaded, self._manager)
+        removal = StateRemoval(loaded.name, self._manager)
 
         def attempt() -> VersionRetired | None:
-            retired = removal.advance()
-            if retired is not None:
-                self._versions.remove(loaded)
-                self._manager.set_quotas(self._versions.quotas())
-                self._metrics.add("weights_changes_total", 1, "retired")
-            return retired
+            if loaded.served.num_bound or not removal.advance():
+                return None
+            self._versions.remove(loaded)
+            self._manager.set_quotas(self._versions.quotas())
+            self._metrics.add("weights_changes_total", 1, "retired")
+            return VersionRetired(
+                version=loaded.name,
+                device_tokens=removal.device_tokens,
+                host_tokens=removal.host_tokens,
+            )
 
         return attempt
 
@@ -184,18 +209,20 @@ class WeightsChanges:
                     ),
                 )
 
-    def load_catalogue(self, command: LoadCatalogue) -> Callable[[], WeightsStatus | None]:
+    def load_catalogue(self, command: LoadCatalogue) -> Callable[[], WeightsLoaded | None]:
         """Give a version a larger item table. Raises UnknownModel."""
         loaded = self._versions.active if command.version is None else self._usable(command.version)
-        growing = self._loader.grow(command.path, loaded.served.model)
+        with self._counting_failures():
+            growing = self._loader.grow(command.path, loaded.served.model)
 
-        def attempt() -> WeightsStatus | None:
-            model = growing()
+        def attempt() -> WeightsLoaded | None:
+            with self._counting_failures():
+                model = growing()
             if model is None:
                 return None
             self._versions.replace_model(self._usable(loaded.name), model)
             self._metrics.add("weights_changes_total", 1, "catalogue")
-            return self._status(loaded)
+            return WeightsLoaded(status=self._status(loaded))
 
         return attempt
 
@@ -222,27 +249,4 @@ class WeightsChanges:
             chunks=sum(usage.chunks_used for usage in usages),
             load_s=loaded.load_s,
             warm_up_s=loaded.warm_up_s,
-        )
-
-
-class _Removal:
-    """From the last bound request to the last byte of a retiring version's user state."""
-
-    def __init__(self, loaded: LoadedVersion, manager: BlockManager) -> None:
-        self._loaded = loaded
-        self._manager = manager
-        self._ticket: ForgetTicket | None = None
-
-    def advance(self) -> VersionRetired | None:
-        """The result once nothing can touch the version's state any more."""
-        if self._loaded.served.num_bound:
-            return None
-        if self._ticket is None:
-            self._ticket = self._manager.drop_version(self._loaded.name)
-        if not self._ticket.is_done():
-            return None
-        return VersionRetired(
-            version=self._loaded.name,
-            device_tokens=self._ticket.device_tokens,
-            host_tokens=self._ticket.host_tokens,
         )

@@ -372,7 +372,7 @@ class CoreUnderTest:
         self.command(ticket, LoadWeights(path=version, **options))
         self.loader.end(self.served_model(version))
         self.step()
-        return self.result(ticket)
+        return self.result(ticket).status
 
     def served_model(self, version):
         """The harness's model under another weights version."""

@@ -115,11 +115,10 @@ class WeightsRoutes:
     async def _load(self, exchange: Exchange) -> HttpResponse:
         body = await self._read(exchange, _load_decoder)
         exchange.notes["version"] = body.version or ""
-        return _answer(
-            await self._engine.load_weights(
-                body.path, body.version, share=body.share, canary=body.canary
-            )
+        status = await self._engine.load_weights(
+            body.path, body.version, share=body.share, canary=body.canary
         )
+        return HttpResponse(body=to_json(status))
 
     async def _activate(self, exchange: Exchange) -> HttpResponse:
         body = await self._read(exchange, _activate_decoder)
@@ -138,7 +137,8 @@ class WeightsRoutes:
     async def _grow(self, exchange: Exchange) -> HttpResponse:
         body = await self._read(exchange, _catalogue_decoder)
         exchange.notes["version"] = body.version or ""
-        return _answer(await self._engine.load_catalogue(body.path, body.version))
+        status = await self._engine.load_catalogue(body.path, body.version)
+        return HttpResponse(body=to_json(status))
 
     async def _read(self, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> T:
         body = await asgi.read_body(

@@ -263,3 +263,11 @@ def test_a_removed_prefetch_counts_what_nobody_used(blocks: Blocks, removal: str
     }[removal]()
     assert blocks.value("prefetch_wasted_bytes_total") == 2 * 1000
     blocks.check()
+
+
+def test_version_is_dropped_a_few_users_at_a_time(blocks: Blocks) -> None:
+    for user in ("a", "b", "c"):
+        blocks.serve(user, 8)
+    counts = [blocks.manager.drop_version("v1", limit=2).num_found for _ in range(3)]
+    assert counts == [2, 1, 0]
+    assert blocks.manager.usage().num_users == 0

@@ -47,7 +47,7 @@ def test_requests_go_on_while_a_version_is_loaded():
     assert core.result("load") is None and not core.core.is_idle
     core.loader.end(core.served_model("2"))
     core.step()
-    status = core.result("load")
+    status = core.result("load").status
     assert (status.version, status.state, status.share) == ("2", "standby", 0.5)
     assert [info.weights_version for info in core.announced[-1].infos] == ["1", "2"]
     assert core.value("weights_changes_total", "loaded") == 1
@@ -362,7 +362,7 @@ def test_larger_catalogue_replaces_the_model_and_keeps_the_state():
     larger = core.served_model("1")
     core.loader.end(larger)
     core.step()
-    assert core.result("grow").version == "1"
+    assert core.result("grow").status.version == "1"
     assert core.value("weights_changes_total", "catalogue") == 1
     assert core.hits(core_served(core, "ann", 16)) == (16, 0, 0)
 

@@ -219,7 +219,8 @@ def test_catalogue_of_a_directory_grows_the_model_of_another(tmp_path: Path) -> 
         ({"embeddings.item": None}, "embeddings.item is missing"),
         ({"catalogue.item_ids": torch.zeros(3)}, r"is float32 \[3\], expected int64"),
         ({"catalogue.item_ids": torch.zeros(1, 3, dtype=torch.int64)}, r"int64 \[1, 3\]"),
-        ({"embeddings.item": torch.zeros(3, 2, dtype=torch.int64)}, "expected a float type"),
+        ({"embeddings.item": torch.zeros(3, 2, dtype=torch.int64)}, r"is int64 \[3, 2\]"),
+        ({"embeddings.item": torch.zeros(3)}, r"is float32 \[3\], expected a float type \["),
     ],
 )
 def test_directory_without_a_catalogue_is_named(
