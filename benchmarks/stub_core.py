@@ -46,6 +46,10 @@ INFO = ModelInfo(
     backend="stub",
     exactness="bitwise",
     cache_tiers="off",
+    page_size=32,
+    chunk_size=256,
+    token_bytes=512,
+    sample_items=(1, 2),
 )
 
 

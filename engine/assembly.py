@@ -87,6 +87,7 @@ class ModelServer:
             config,
             backend=backend.name,
             exactness=_exactness(model, backend),
+            token_bytes=self._pools.page_bytes * spec.num_layers // config.cache.page_size,
             is_random=is_random,
         )
         _logger.info(

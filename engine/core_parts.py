@@ -28,7 +28,13 @@ class StepRunner(Protocol):
 
 
 def describe_served(
-    model: Model, config: EngineConfig, *, backend: str, exactness: str, is_random: bool = False
+    model: Model,
+    config: EngineConfig,
+    *,
+    backend: str,
+    exactness: str,
+    token_bytes: int,
+    is_random: bool = False,
 ) -> ModelInfo:
     """What clients may know of a model that this configuration serves.
 
@@ -47,6 +53,9 @@ def describe_served(
         backend=backend,
         exactness=exactness,
         cache_tiers=config.cache.tiers,
+        page_size=config.cache.page_size,
+        chunk_size=config.cache.chunk_size,
+        token_bytes=token_bytes,
         is_random=is_random,
         **model.describe()._asdict(),
     )

@@ -201,8 +201,7 @@ _ALL: tuple[type[EngineError], ...] = (
     EngineError, ConfigError, RequestError, InvalidRequest, Unauthorized, Forbidden, UnknownModel,
     RequestTimeout, HistoryNeeded, TooLarge, UnsupportedBody, HeadersTooLarge, Overloaded,
     TooManyConnections, Cancelled, EngineDead, Draining, WeightsRetired, DeadlineExceeded,
-    TransferError,
-    InvariantError,
+    TransferError, InvariantError,
 )  # fmt: skip
 _BY_CODE = {error.code: error for error in _ALL}
 

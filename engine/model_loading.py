@@ -105,7 +105,8 @@ class _Load:
 
     @property
     def is_running(self) -> bool:
-        return self._thread.is_alive()
+        """There is neither a model nor an error yet. (The thread may outlive that a moment.)"""
+        return self._model is None and self._error is None
 
     def join(self) -> None:
         self._thread.join()

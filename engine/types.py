@@ -147,6 +147,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What clients may know about the loaded model and how it is served.
 
     `is_random` warns that the weights are made up. Limits are in tokens unless they say events.
+    A page has `page_size` tokens and a chunk `chunk_size`; a token's rows take `token_bytes` over
+    all layers, in either tier. `sample_items` are ids of the catalogue, to try a request with.
     """
 
     name: str
@@ -167,6 +169,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     backend: str
     exactness: str
     cache_tiers: str
+    page_size: int
+    chunk_size: int
+    token_bytes: int
+    sample_items: tuple[int, ...] = ()
     is_random: bool = False
 
 

@@ -16,6 +16,7 @@ from engine.entrypoints.access_log import AccessLog
 from engine.entrypoints.asgi import HttpResponse, Receive, Scope, Send
 from engine.entrypoints.config import ServerConfig
 from engine.entrypoints.metrics_export import ServerMetrics
+from engine.entrypoints.page.files import page_routes
 from engine.entrypoints.protocol import ErrorBody, agreed_user, error_body, to_json
 from engine.entrypoints.routes.answering import routed_user
 from engine.entrypoints.routes.describe import DescribeRoutes
@@ -45,6 +46,7 @@ def routes(engine: AsyncEngine, config: ServerConfig, metrics: ServerMetrics) ->
         *UserRoutes(engine).table(),
         *WeightsRoutes(engine, config).table(),
         *ObserveRoutes(engine, metrics).table(),
+        *page_routes(),
     ]
     return [*table, *DescribeRoutes(table).table()]
 

@@ -155,9 +155,10 @@ async def send_response(send: Send, response: HttpResponse, request_id: str) -> 
     """Send an answer whole."""
     headers = [
         (b"content-type", response.content_type),
-        (b"content-length", str(len(response.body)).encode()),
         (b"x-request-id", request_id.encode()),
         *response.headers,
     ]
+    if response.status != 304:  # there it would be the length of what is not sent
+        headers.append((b"content-length", str(len(response.body)).encode()))
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     await send({"type": "http.response.body", "body": response.body})

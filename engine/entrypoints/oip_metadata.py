@@ -28,6 +28,10 @@ class ModelParameters(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     exactness: str
     cache_tiers: str
+    page_size: int
+    chunk_size: int
+    token_bytes: int
+    sample_items: list[int]
     max_history_events: int
     max_history_tokens: int
     max_batch_tokens: int
@@ -98,6 +102,10 @@ def model_metadata(info: ModelInfo, versions: Sequence[str]) -> ModelMetadata:
             backend=info.backend,
             exactness=info.exactness,
             cache_tiers=info.cache_tiers,
+            page_size=info.page_size,
+            chunk_size=info.chunk_size,
+            token_bytes=info.token_bytes,
+            sample_items=list(info.sample_items),
             max_history_events=info.max_history_events,
             max_history_tokens=info.max_history_tokens,
             max_batch_tokens=info.max_batch_tokens,

@@ -32,9 +32,11 @@ def document(routes: Iterable[Route]) -> JsonObject:
     for struct in _structs_of(types):
         _describe(components[struct.__name__], struct)
     paths: JsonObject = {}
+    names: set[str] = set()
     for route in table:
         operations = paths.setdefault(route.path, {})
-        operations[route.method.lower()] = _operation(route, _doc_of(route), schemas)
+        operation = _operation(route, _doc_of(route), schemas)
+        operations[route.method.lower()] = {"operationId": _name_of(route, names), **operation}
     return {
         "openapi": "3.1.0",
         "info": {"title": "mtserve", "version": __version__, "description": _DESCRIPTION},
@@ -101,9 +103,19 @@ def _describe(schema: JsonObject, struct: type[msgspec.Struct]) -> None:
             schema["properties"][name]["description"] = text
 
 
+def _name_of(route: Route, taken: set[str]) -> str:
+    """The route's name; of a later one of that name, with what sets its path apart."""
+    last = route.path.rpartition("/")[2]
+    for ending in ("", "_version" if "{version}" in route.path else f"_{last}"):
+        name = re.sub(r"\W", "_", route.name + ending)
+        if name not in taken:
+            taken.add(name)
+            return name
+    raise ValueError(f"two routes are called {name}: give {route.path} another name")
+
+
 def _operation(route: Route, doc: RouteDoc, schemas: dict[type, Any]) -> JsonObject:
     operation: JsonObject = {
-        "operationId": route.name + "_version" * ("{version}" in route.path),
         "summary": doc.summary,
         "responses": _responses(doc, schemas),
     }

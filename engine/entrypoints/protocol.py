@@ -36,17 +36,17 @@ class UsageParameters(msgspec.Struct, frozen=True, kw_only=True):
     `device_tokens + host_tokens + computed_tokens == history_length`.
 
     Attributes:
-        device_tokens: Were on the device.
-        host_tokens: Came from the host tier.
-        computed_tokens: Were computed.
-        history_length: All of them, contextual rows included.
-        base_length: Events after which a delta request may start.
-        fingerprint: Hex; what such a request names as its base.
-        weights_version: That computed the answer.
-        reuse: What was reused: append, exact, request or bypass.
-        queue_us: From admission to the first plan.
-        onload_wait_us: Waited for copies to the device, part of `run_us`.
-        run_us: In steps.
+        device_tokens: Found on the device.
+        host_tokens: Found in host memory and loaded.
+        computed_tokens: Computed for this request.
+        history_length: Tokens of the history that was used, contextual rows included.
+        base_length: Events after which a delta may start; 0 if nowhere.
+        fingerprint: Of that base, in hex; what a delta gives as `base_fingerprint`.
+        weights_version: Which weights answered.
+        reuse: How state was reused: `append`, `exact`, `request` or `bypass`.
+        queue_us: Microseconds in the queue.
+        onload_wait_us: Microseconds that its steps waited for copies to the device.
+        run_us: Microseconds in its steps.
     """
 
     device_tokens: int

@@ -161,7 +161,10 @@ class ItemCatalogue:
 
 
 class ModelFace(NamedTuple):
-    """What clients are told about a model's inputs and outputs (see `types.ModelInfo`)."""
+    """What clients are told about a model's inputs and outputs (see `types.ModelInfo`).
+
+    sample_items: Some ids of the catalogue.
+    """
 
     features: tuple[FeatureInfo, ...]
     context_features: tuple[str, ...]
@@ -170,6 +173,7 @@ class ModelFace(NamedTuple):
     embedding_dim: int
     max_history_events: int
     keep_stride: int
+    sample_items: tuple[int, ...] = ()
 
 
 class Projected(NamedTuple):

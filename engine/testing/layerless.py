@@ -74,7 +74,9 @@ def layerless_core(model: Model, config: EngineConfig, *, num_chunks: int) -> En
             config=config,
             served=ServedModel(
                 model=model,
-                info=describe_served(model, config, backend="none", exactness="none"),
+                info=describe_served(
+                    model, config, backend="none", exactness="none", token_bytes=1
+                ),
                 runner=NoLayers(),
             ),
             loader=ManualLoader(),

@@ -71,6 +71,10 @@ INFO = ModelInfo(
     backend="fake",
     exactness="bitwise",
     cache_tiers="tiered",
+    page_size=8,
+    chunk_size=32,
+    token_bytes=512,
+    sample_items=tuple(range(1, 9)),
 )
 
 

@@ -269,7 +269,9 @@ class CoreUnderTest:
                 config=config,
                 served=ServedModel(
                     model=self.model,
-                    info=describe_served(self.model, config, backend="fake", exactness="bitwise"),
+                    info=describe_served(
+                        self.model, config, backend="fake", exactness="bitwise", token_bytes=1
+                    ),
                     runner=self.runner,
                 ),
                 loader=self.loader,
@@ -379,7 +381,9 @@ class CoreUnderTest:
         model = tiny_model(self._model_name, version)
         return ServedModel(
             model=model,
-            info=describe_served(model, self._config, backend="fake", exactness="bitwise"),
+            info=describe_served(
+                model, self._config, backend="fake", exactness="bitwise", token_bytes=1
+            ),
             runner=self._runner(version, self.runner.steps),
         )
 

@@ -12,5 +12,6 @@ INFO = ModelInfo(
     ),
     reads_query_time=False, embedding_dim=4, max_history_events=10, max_history_tokens=20,
     max_batch_tokens=64, keep_stride=1, reuse=Reuse.APPEND, reuse_reason="causal",
-    backend="torch", exactness="bitwise", cache_tiers="tiered",
+    backend="torch", exactness="bitwise", cache_tiers="tiered", page_size=8, chunk_size=32,
+    token_bytes=512, sample_items=(3, 1),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the server tells of itself: `/metrics` and `/v1/status`."""
+"""What the server tells of itself: `/metrics`, the same as JSON, and `/v1/status`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from engine.async_engine import AsyncEngine
-from engine.entrypoints import metrics_export
+from engine.entrypoints import metrics_export, metrics_json
 from engine.entrypoints.asgi import HttpResponse
 from engine.entrypoints.protocol import to_json
 from engine.entrypoints.routes.routing import Access, Exchange, Route, RouteDoc
@@ -52,6 +52,10 @@ class ObserveRoutes:
             Route(
                 "metrics", "GET", "/metrics", self._metrics_page, Access.OPEN,
                 RouteDoc("Metrics in the Prometheus text format.", media_type="text/plain"),
+            ),
+            Route(
+                "metrics_json", "GET", "/v1/metrics.json", self._metrics_json, Access.OPEN,
+                RouteDoc("The same metrics as JSON.", (), (list[metrics_json.JsonSample],)),
             ),
         ]  # fmt: skip
 
@@ -102,3 +106,12 @@ class ObserveRoutes:
             self._metrics.samples(self._engine.heartbeat_age_s),
         )
         return HttpResponse(body=body, content_type=metrics_export.CONTENT_TYPE)
+
+    async def _metrics_json(self, exchange: Exchange) -> HttpResponse:
+        stats = await self._stats()
+        return HttpResponse(
+            body=metrics_json.render(
+                () if stats is None else stats.samples,
+                self._metrics.samples(self._engine.heartbeat_age_s),
+            )
+        )

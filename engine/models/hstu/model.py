@@ -28,7 +28,7 @@ from engine.models.hstu.embedding import Embedding
 from engine.models.hstu.heads import Ranker, Retriever
 from engine.models.hstu.layers import HstuLayer
 from engine.models.hstu.prepare import Preparer
-from engine.models.hstu.sample import sample_request
+from engine.models.hstu.sample import sample_items, sample_request
 from engine.models.loader import check_tensors, decode_config
 from engine.types import FeatureInfo, Float32Array, Int64Array, Request, Task
 
@@ -81,6 +81,7 @@ class HstuModel(Model):
             embedding_dim=0 if self._retriever is None else self.config.layers.hidden_size,
             max_history_events=inputs.max_history_events,
             keep_stride=inputs.keep_stride,
+            sample_items=sample_items(self._item_ids),
         )
 
     def prepare(self, request: Request) -> PreparedRequest:

@@ -1,4 +1,7 @@
-"""A made-up request of a model: valid, of any size, with values that mean nothing. numpy only."""
+"""A made-up request of a model: valid, of any size, with values that mean nothing. numpy only.
+
+And some ids of its catalogue, for those who make up their own.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 from engine.models.config import Feature, ModelConfig
 from engine.types import Int64Array, Request, Task
 
+_NUM_SAMPLE_ITEMS = 64
 _FIRST_TIME = 1_600_000_000
 _SECONDS_AN_EVENT = 60
 _TOP_K = 10
@@ -54,3 +58,9 @@ def _events(
         else:
             arrays[feature.name] = np.zeros((count, feature.dim), np.float32)
     return arrays
+
+
+def sample_items(item_ids: Int64Array) -> tuple[int, ...]:
+    """At most `_NUM_SAMPLE_ITEMS` ids, evenly spread over the catalogue int64 [num_items]."""
+    count = min(len(item_ids), _NUM_SAMPLE_ITEMS)
+    return tuple(item_ids[np.arange(count) * len(item_ids) // count].tolist())

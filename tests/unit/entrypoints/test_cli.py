@@ -207,11 +207,10 @@ def test_every_setting_has_one_flag() -> None:
     names = [name for section in sections for name in section.__struct_fields__]
     assert len(names) == len(set(names))
     assert set(ServeFlags.__struct_fields__) == {
-        "model", "server", "cache", "scheduler", "transfer", "weights", "compute",
+        "model", "server", "weights", "cache", "scheduler", "transfer", "compute",
     }  # fmt: skip
     assert set(EngineConfig.__struct_fields__) == {
-        "cache", "scheduler", "transfer", "attention", "weights", "threads",
-        "check_invariants",
+        "cache", "scheduler", "transfer", "attention", "weights", "threads", "check_invariants",
     }  # fmt: skip
     flags = ServeFlags.from_config(ServeConfig(model="m"))
     assert msgspec.structs.replace(flags, model=None).to_config({}) == ServeConfig()

@@ -22,6 +22,7 @@ from engine.models.config import (
     RetrieveHead,
 )
 from engine.models.loader import load_model_dir, save_model_dir
+from engine.models.random_weights import builtin_model
 from engine.testing.models import random_tensors
 from engine.types import Request, Task
 
@@ -133,6 +134,14 @@ def test_spec_and_face_of_a_loaded_model(directory: Path) -> None:
     assert face.embedding_dim == 8
     assert not face.reads_query_time
     assert [feature.name for feature in face.features] == ["item"]
+    assert face.sample_items[:3] == (1, 11, 21)
+
+
+def test_sample_items_are_spread_over_a_large_catalogue() -> None:
+    sample = builtin_model().describe().sample_items  # of ids 0 to 9999
+    assert len(sample) == 64
+    assert sample[:3] == (0, 156, 312)
+    assert sample[-1] == 9843
 
 
 def test_ids_of_the_catalogue_are_mapped(directory: Path) -> None:
