@@ -26,9 +26,9 @@ import tyro
 
 from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
+from engine.entrypoints.log_requests import TokensByTier, Trace
 from engine.entrypoints.logs import TraceRequest, UserEvents, by_user, read_log, trace_requests
-from engine.entrypoints.offline import TokensByTier
-from engine.entrypoints.replay import Account, ReplayOptions, Trace, replay_trace, scheduler_config
+from engine.entrypoints.replay import Account, ReplayOptions, replay_trace, scheduler_config
 from engine.errors import EngineError
 from engine.models.base import Model
 from engine.models.config import Feature, HstuLayers, Inputs, ModelConfig, RetrieveHead

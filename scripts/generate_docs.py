@@ -182,7 +182,8 @@ _COMMANDS = """\
 ## Options of the other commands
 
 Each command takes `--config` too; the keys of its file are the names below. `mtserve evaluate` and
-`mtserve replay` run the engine in their own process and print JSON.
+`mtserve replay` run the engine in their own process and print JSON. [Tools](tools.md) shows all of
+them at work.
 """
 
 
@@ -224,10 +225,14 @@ def _command_options() -> Mapping[str, StructType]:
     """Options struct of each command; these modules load torch."""
     evaluate = importlib.import_module("engine.entrypoints.evaluate")
     replay = importlib.import_module("engine.entrypoints.replay")
+    replay_server = importlib.import_module("engine.entrypoints.replay_server")
+    collect_env = importlib.import_module("engine.entrypoints.collect_env")
     return {
         "evaluate": evaluate.EvaluateOptions,
         "replay": replay.ReplayOptions,
+        "replay --server URL": replay_server.ServerReplayOptions,
         "conformance": cli.ConformanceOptions,
+        "collect-env": collect_env.CollectEnvOptions,
     }
 
 

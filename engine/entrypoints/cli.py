@@ -1,4 +1,4 @@
-"""The command line: `mtserve serve | evaluate | replay | conformance`.
+"""The command line: `mtserve serve | evaluate | replay | conformance | collect-env`.
 
 Every command's options are a struct; its fields are the flags and its docstring is the help. A
 YAML file (`--config`) may hold them too: defaults < file < command line, unknown keys are errors.
@@ -36,6 +36,7 @@ from engine.version import __version__
 
 EXIT_USAGE = 2
 EXIT_BROKEN_PIPE = 141
+EXIT_INTERRUPTED = 130
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -171,10 +172,11 @@ class Arguments(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command: its one-line help, and what runs it."""
+    """A command: its one-line help, what runs it, and whether it computes in this process."""
 
     help: str
     run: Callable[[Arguments], int]
+    computes: bool = True
 
 
 _CONFIG_HELP = (
@@ -320,11 +322,30 @@ def _evaluate(arguments: Arguments) -> int:
 
 
 def _replay(arguments: Arguments) -> int:
+    if _names_server(arguments):
+        return _replay_server(arguments)
     from engine.entrypoints import replay
 
     options = flat_options(replay.ReplayOptions, arguments, "replay")
     _print_report(replay.run(options, _progress()))
     return 0
+
+
+def _names_server(arguments: Arguments) -> bool:
+    """Whether a replay goes to a running server."""
+    is_flag = any(part.partition("=")[0] == "--server" for part in arguments.rest)
+    return is_flag or (arguments.file is not None and "server" in _read_yaml(arguments.file))
+
+
+def _replay_server(arguments: Arguments) -> int:
+    try:
+        from engine.entrypoints import replay_server
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'mtserve[bench]'") from error
+    options = flat_options(replay_server.ServerReplayOptions, arguments, "replay --server URL")
+    report = replay_server.run(options, _progress())
+    _print_report(report)
+    return EXIT_INTERRUPTED if report.ended == "interrupted" else 0
 
 
 def _conformance(arguments: Arguments) -> int:
@@ -337,6 +358,18 @@ def _conformance(arguments: Arguments) -> int:
         page_size=options.page_size,
         piece_size=options.piece_size,
     )
+
+
+def _collect_env(arguments: Arguments) -> int:
+    from engine.entrypoints import collect_env
+
+    options = flat_options(collect_env.CollectEnvOptions, arguments, "collect-env")
+    report = collect_env.collect()
+    if options.json:
+        _print_report(report)
+    else:
+        print(report.text())
+    return 0
 
 
 def _print_report(report: msgspec.Struct) -> None:
@@ -356,10 +389,13 @@ def _progress() -> Callable[[int, int], None] | None:
 
 
 COMMANDS: dict[str, Command] = {
-    "serve": Command("Serve a model over HTTP.", _serve),
+    "serve": Command("Serve a model over HTTP.", _serve, computes=False),
     "evaluate": Command("Ranking quality of a model on a log, through the engine.", _evaluate),
     "replay": Command("Replay a log as requests and account for every token.", _replay),
     "conformance": Command("Hold golden files against this installation.", _conformance),
+    "collect-env": Command(
+        "What a bug report needs to say about this machine.", _collect_env, computes=False
+    ),
 }
 
 
@@ -392,6 +428,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     if arguments[0] != "serve":
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    if command.computes:
         os.environ.setdefault("OMP_WAIT_POLICY", SLEEP_WHEN_IDLE)  # before torch is loaded
     try:
         status = command.run(_split_config(arguments[1:]))
@@ -404,7 +441,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mtserve {arguments[0]}: {error}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
-"""What the offline commands share: their sizes, requests out of logs, and the token account."""
+"""What the offline commands share: the model and the sizes they run an embedded engine with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import msgspec
-import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from engine.config import (
@@ -18,17 +16,10 @@ from engine.config import (
     TransferConfig,
     require,
 )
-from engine.entrypoints.logs import UserEvents
 from engine.errors import ConfigError
 from engine.models.config import Catalogue
 from engine.models.loader import CONFIG_FILE, TENSOR_FILE
-from engine.request_builder import build_request
-from engine.types import CacheMode, Int64Array, Request, Task, Usage
-
-OnProgress: TypeAlias = Callable[[int, int], None]
-"""Called with (requests answered, requests in all)."""
-
-TOP_K = 10
+from engine.types import Int64Array
 
 
 class OfflineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,59 +68,6 @@ class OfflineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             attention=AttentionConfig(backend=self.backend),
             threads=self.threads,
         )
-
-
-class TokensByTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where history tokens came from.
-
-    `history`, the denominator, is the sum of the history lengths of the requests; it equals
-    `device + host + computed`.
-    """
-
-    history: int = 0
-    device: int = 0
-    host: int = 0
-    computed: int = 0
-
-    def plus(self, usage: Usage) -> TokensByTier:
-        """The account with one more request."""
-        return TokensByTier(
-            history=self.history + usage.history_length,
-            device=self.device + usage.device_tokens,
-            host=self.host + usage.host_tokens,
-            computed=self.computed + usage.computed_tokens,
-        )
-
-
-def retrieve_request(
-    events: UserEvents,
-    length: int,
-    *,
-    query_time: int,
-    exclude_history: bool,
-    cache: CacheMode = CacheMode.USE,
-    return_user_embedding: bool = False,
-) -> Request:
-    """Ask for the best items after a user's first `length` events.
-
-    Item, time and whole-numbered actions are sent; what the model does not read is ignored.
-    """
-    history = {"item": events.items[:length], "time": events.times[:length]}
-    if events.actions is not None:
-        actions = events.actions[:length]
-        if np.equal(actions, np.floor(actions)).all():
-            history["action"] = actions.astype(np.int64)
-    return build_request(
-        task=Task.RETRIEVE,
-        user_id=events.user_id,
-        history=history,
-        query_time=query_time,
-        top_k=TOP_K,
-        exclude_history=exclude_history,
-        cache=cache,
-        return_user_embedding=return_user_embedding,
-        ignore_extra=True,
-    )
 
 
 class _Policy(msgspec.Struct, frozen=True):

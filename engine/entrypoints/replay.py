@@ -1,6 +1,6 @@
 """`mtserve replay`: run a real interaction log through the engine and account for every token.
 
-The log becomes one retrieve request for each window of a user's activity (`logs.trace_requests`).
+The log becomes one retrieve request for each window of a user's activity (`log_requests.Trace`).
 `sequential` sends one request at a time and lets all transfers end in between, which makes the
 token account a deterministic function of the log and the sizes. Otherwise `concurrency` requests
 are in flight, and the account may differ a little, because transfers overlap with requests.
@@ -18,15 +18,8 @@ import numpy as np
 from engine.config import SchedulerConfig, require
 from engine.core import EngineCore
 from engine.engine import Engine
-from engine.entrypoints.logs import TraceRequest, UserEvents, by_user, read_log, trace_requests
-from engine.entrypoints.offline import (
-    OfflineOptions,
-    OnProgress,
-    TokensByTier,
-    catalogue_ids,
-    retrieve_request,
-    unknown_policy,
-)
+from engine.entrypoints.log_requests import Latency, OnProgress, TokensByTier, Trace
+from engine.entrypoints.offline import OfflineOptions, catalogue_ids, unknown_policy
 from engine.errors import EngineError, from_record
 from engine.types import CacheMode, CoreStats, Outcome, Request, Response
 
@@ -38,7 +31,8 @@ class ReplayOptions(OfflineOptions, frozen=True, kw_only=True, forbid_unknown_fi
 
     One retrieve request for each window of a user's activity, in the log's order. The report says
     how many history tokens were asked for, where they were found, what was evicted and moved, and
-    how long answers took.
+    how long answers took. The engine runs in this process; with `--server URL` the requests go to
+    a running server, and the options are others (`mtserve replay --server URL --help`).
 
     Attributes:
         trace: Interaction log: csv, tsv or `::`, with user, item, rating or action, time.
@@ -65,16 +59,6 @@ class ReplayOptions(OfflineOptions, frozen=True, kw_only=True, forbid_unknown_fi
         require(0 <= self.verify <= 1, f"verify is {self.verify}: give a share from 0 to 1")
         require(self.max_requests >= 0, f"max_requests is {self.max_requests}: give 0 or more")
         require(self.seed >= 0, f"seed is {self.seed}: give 0 or more")
-
-
-class Latency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Milliseconds from submission to answer, over answered requests (verification left out)."""
-
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float
-    p999_ms: float
-    max_ms: float
 
 
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -167,44 +151,18 @@ class Account:
         self.bit_equal += is_equal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trace:
-    """A log as requests; `picked[i]` says whether the answer to request i is verified."""
-
-    users: list[UserEvents]
-    requests: list[TraceRequest]
-    picked: np.ndarray[tuple[int], np.dtype[np.bool_]]
-
-    @classmethod
-    def read(cls, options: ReplayOptions) -> Trace:
-        """Raises InvalidRequest when the log cannot be read."""
-        log = read_log(options.trace)
-        requests = trace_requests(log, options.window_s)
-        if options.max_requests:
-            requests = requests[: options.max_requests]
-        picked = np.random.default_rng(options.seed).random(len(requests)) < options.verify
-        return cls(users=by_user(log), requests=requests, picked=picked)
-
-    def request(self, index: int, *, cache: CacheMode = CacheMode.USE) -> Request:
-        """Request `index`, asked at the time of its last event."""
-        user, length, _ = self.requests[index]
-        events = self.users[user]
-        return retrieve_request(
-            events,
-            length,
-            query_time=int(events.times[length - 1]),
-            exclude_history=False,
-            cache=cache,
-            return_user_embedding=bool(self.picked[index]),
-        )
-
-
 def run(options: ReplayOptions, on_progress: OnProgress | None = None) -> ReplayReport:
     """Replay; raises ConfigError for the model or sizes, InvalidRequest for the log.
 
     A request that the model refuses is counted in `failed`, and the replay goes on.
     """
-    trace = Trace.read(options)
+    trace = Trace.read(
+        options.trace,
+        window_s=options.window_s,
+        max_requests=options.max_requests,
+        verify=options.verify,
+        seed=options.seed,
+    )
     config = options.engine_config(scheduler_config(options))
     account = Account()
     started_s = time.monotonic()
@@ -348,7 +306,7 @@ def _report(
         offload_skipped=_total(stats, "offload_skipped_total"),
         onload_bytes=_total(stats, "copy_bytes_total", "onload"),
         offload_bytes=_total(stats, "copy_bytes_total", "offload"),
-        latency=_latency(account.latencies_s),
+        latency=Latency.of(account.latencies_s),
         duration_s=duration_s,
         verified=account.verified,
         bit_equal=account.bit_equal,
@@ -364,14 +322,6 @@ def _total(stats: CoreStats, name: str, label: str | None = None) -> int:
             for sample in stats.samples
             if sample.name == name and (label is None or label in sample.labels)
         )
-    )
-
-
-def _latency(latencies_s: list[float]) -> Latency:
-    milliseconds = 1e3 * np.asarray(latencies_s or [0.0])
-    p50, p90, p99, p999 = np.percentile(milliseconds, [50, 90, 99, 99.9]).tolist()
-    return Latency(
-        p50_ms=p50, p90_ms=p90, p99_ms=p99, p999_ms=p999, max_ms=float(milliseconds.max())
     )
 
 

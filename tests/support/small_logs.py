@@ -1,8 +1,20 @@
-"""A synthetic interaction log, small enough to train and replay on in a test."""
+"""A synthetic interaction log and a model for it, small enough to replay in a test."""
 
 from pathlib import Path
 
 import numpy as np
+import torch
+
+from engine.models.config import (
+    Catalogue,
+    Feature,
+    HstuLayers,
+    Inputs,
+    ModelConfig,
+    RetrieveHead,
+)
+from engine.models.loader import save_model_dir
+from engine.testing.models import random_tensors
 
 NUM_USERS, NUM_ITEMS = 24, 30
 
@@ -24,3 +36,30 @@ def write_log(path: Path, *, seed: int = 0) -> Path:
     rng.shuffle(lines)
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def save_model(path: Path, *, num_items: int = NUM_ITEMS, unknown_history: str = "drop") -> str:
+    """A random model whose catalogue holds the first `num_items` items of the log."""
+    config = ModelConfig(
+        name="small",
+        layers=HstuLayers(
+            family="meta",
+            num_layers=1,
+            hidden_size=16,
+            num_heads=2,
+            qk_dim=8,
+            v_dim=8,
+            scale_length=32,
+        ),
+        inputs=Inputs(
+            features=(Feature(name="item", num_rows=num_items),),
+            positions="from_start",
+            num_positions=65,
+            max_history_events=64,
+        ),
+        catalogue=Catalogue(unknown_history=unknown_history),
+        retrieve=RetrieveHead(norm="l2", norm_items=True),
+    )
+    item_ids = torch.arange(num_items) * 7 + 3
+    save_model_dir(path, config, random_tensors(config) | {"catalogue.item_ids": item_ids})
+    return str(path)

@@ -119,3 +119,55 @@ def test_options_that_cannot_work_are_refused(
 def test_a_core_that_is_empty_is_a_typed_error(options: evaluate.EvaluateOptions) -> None:
     with pytest.raises(InvalidRequest, match="min_count 1000"):
         evaluate.run(msgspec.structs.replace(options, min_count=1000))
+
+
+UNKNOWN = (1001, 1002, 1003, 1004, 1005)
+
+
+def _lines(user: str, items: tuple[int, ...]) -> str:
+    return "".join(f"{user}::{item}::1::{2000 + 60 * n}\n" for n, item in enumerate(items))
+
+
+def test_a_user_without_any_known_item_is_skipped_and_counted(
+    options: evaluate.EvaluateOptions, trained: Trained, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.dat"
+    log.write_text(trained.log.read_text() + "".join(_lines(f"x{n}", UNKNOWN) for n in range(5)))
+
+    report = evaluate.run(msgspec.structs.replace(options, data=str(log)))
+
+    assert (report.num_users, report.num_skipped) == (NUM_USERS, 5)
+    assert report.num_hits == trained.quality.num_hits
+    assert report.hr_at_10 == trained.quality.hr_at_10
+    assert report.num_requests == 3 * NUM_USERS
+    assert report.first_skipped is not None
+    assert report.first_skipped.startswith("user x")
+    assert "history has no event that the model knows" in report.first_skipped
+
+
+def test_a_user_whose_first_round_has_no_known_item_is_evaluated_by_the_last(
+    options: evaluate.EvaluateOptions, trained: Trained, tmp_path: Path
+) -> None:
+    known = tuple(7 * item + 3 for item in range(4))
+    log = tmp_path / "log.dat"
+    late_users = "".join(_lines(f"late{n}", UNKNOWN + known) for n in range(5))
+    log.write_text(trained.log.read_text() + late_users)
+
+    report = evaluate.run(msgspec.structs.replace(options, data=str(log)))
+    in_one_round = evaluate.run(msgspec.structs.replace(options, data=str(log), rounds=1))
+
+    assert (report.num_users, report.num_skipped, report.first_skipped) == (NUM_USERS + 5, 0, None)
+    # Of 8 events of history, the first round sends 3, all of them unknown.
+    assert report.num_requests == 3 * NUM_USERS + 2 * 5
+    assert report.num_hits == in_one_round.num_hits
+    assert report.ndcg_at_10 == in_one_round.ndcg_at_10
+
+
+def test_a_log_of_unknown_items_alone_is_a_typed_error(
+    options: evaluate.EvaluateOptions, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.dat"
+    log.write_text("".join(_lines(f"x{n}", UNKNOWN) for n in range(5)))
+
+    with pytest.raises(InvalidRequest, match="all 5 are refused; user x0: history has no event"):
+        evaluate.run(msgspec.structs.replace(options, data=str(log)))

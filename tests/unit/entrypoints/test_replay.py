@@ -7,22 +7,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import torch
-from small_logs import NUM_ITEMS, write_log
+from small_logs import save_model, write_log
 
 from engine.entrypoints import replay
 from engine.entrypoints.logs import by_user, read_log, trace_requests
 from engine.errors import ConfigError, InvalidRequest
-from engine.models.config import (
-    Catalogue,
-    Feature,
-    HstuLayers,
-    Inputs,
-    ModelConfig,
-    RetrieveHead,
-)
-from engine.models.loader import save_model_dir
-from engine.testing.models import random_tensors
 from engine.testing.oracle import Oracle
 from engine.types import Response, Usage
 
@@ -30,33 +19,6 @@ PAGE_SIZE, CHUNK_SIZE = 4, 8
 # One layer, 2 heads of 8 + 8 float32 values: 128 bytes a token.
 BYTES_PER_TOKEN = 128
 DEVICE_PAGES, HOST_CHUNKS = 24, 30
-
-
-def save_model(path: Path, *, num_items: int = NUM_ITEMS, unknown_history: str = "drop") -> str:
-    """A random model whose catalogue holds the first `num_items` items of the log."""
-    config = ModelConfig(
-        name="small",
-        layers=HstuLayers(
-            family="meta",
-            num_layers=1,
-            hidden_size=16,
-            num_heads=2,
-            qk_dim=8,
-            v_dim=8,
-            scale_length=32,
-        ),
-        inputs=Inputs(
-            features=(Feature(name="item", num_rows=num_items),),
-            positions="from_start",
-            num_positions=65,
-            max_history_events=64,
-        ),
-        catalogue=Catalogue(unknown_history=unknown_history),
-        retrieve=RetrieveHead(norm="l2", norm_items=True),
-    )
-    item_ids = torch.arange(num_items) * 7 + 3
-    save_model_dir(path, config, random_tensors(config) | {"catalogue.item_ids": item_ids})
-    return str(path)
 
 
 @pytest.fixture(scope="module")
