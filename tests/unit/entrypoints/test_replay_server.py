@@ -29,6 +29,7 @@ METADATA = {
         "tasks": ["rank", "retrieve"], "score_names": [], "dtype": "float32", "reuse": "append",
         "reuse_reason": "", "backend": "torch", "exactness": "bitwise", "cache_tiers": "tiered",
         "max_history_events": 1, "max_history_tokens": 1, "max_batch_tokens": 1, "keep_stride": 1,
+        "page_size": 1, "chunk_size": 1, "token_bytes": 1, "sample_items": [],
         "reads_query_time": False, "context_features": [], "is_random": False,
     },
 }  # fmt: skip
