@@ -32,7 +32,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_body_bytes: int = 64 << 20
     max_requests_per_call: int = 256
     drain_timeout_s: float = 30.0
-    heartbeat_timeout_s: float = 5.0
+    heartbeat_timeout_s: float = 1.5
     keep_alive_s: int = 75
     access_log: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -85,6 +85,10 @@ class NoWake:
     def clear(self) -> None:
         pass
 
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
 
 class FakeCore:
     """The face of EngineCore over a dictionary."""
@@ -98,6 +102,7 @@ class FakeCore:
         self._passes: dict[str, int] = {}
         self._outbox: list[CoreMessage] = []
         self._refusal: EngineError | None = None
+        self._is_closed = False
 
     @property
     def is_idle(self) -> bool:
@@ -160,6 +165,12 @@ class FakeCore:
 
     def close(self) -> None:
         self.abort(Draining("closed"))
+        if not self._is_closed:
+            self._is_closed = True
+            self.wake.close()
+
+    def describe(self) -> str:
+        return f"a fake core with {len(self._live)} requests"
 
     def stats(self) -> CoreStats:
         self.metrics.set("requests_waiting", len(self._live))

@@ -206,6 +206,9 @@ class SilentWake:
     def wait(self, timeout_s):
         raise AssertionError("a test core never sleeps")
 
+    def close(self):
+        pass
+
 
 class CoreUnderTest:
     """An engine core on fakes; pages of 4 tokens, chunks of 2 pages.
