@@ -28,7 +28,7 @@ LEVELS = [
     {"user_reports"},
     {"controls"},
     {"core"},
-    {"model_loading"},
+    {"model_loading", "warm_up"},
     {"assembly", "ipc", "request_builder"},
     {"engine", "core_loop"},
     {"core_process"},
