@@ -18,7 +18,14 @@ from xxhash import xxh3_64_intdigest
 from engine.block_manager.manager import BlockManager
 from engine.block_manager.user_state import UserKey
 from engine.commands import ForgetUser, Forgotten, LoadWeights, Reply, ServedWeights
-from engine.config import CacheConfig, EngineConfig, SchedulerConfig, TransferConfig, WeightsConfig
+from engine.config import (
+    CacheConfig,
+    EngineConfig,
+    HealthConfig,
+    SchedulerConfig,
+    TransferConfig,
+    WeightsConfig,
+)
 from engine.core import EngineCore
 from engine.core_parts import CoreParts, ServedModel, describe_served
 from engine.metrics import Metrics
@@ -229,6 +236,7 @@ class CoreUnderTest:
         copy_timeout_s=10.0,
         max_onload_bytes=0,
         weights=None,
+        health=None,
         **scheduler,
     ):
         self._model_name = model
@@ -246,6 +254,7 @@ class CoreUnderTest:
                 copy_timeout_s=copy_timeout_s, max_onload_bytes=max_onload_bytes
             ),
             weights=weights or WeightsConfig(),
+            health=health or HealthConfig(),
         )
         self._config = config
         self.clock, self.metrics = FakeClock(), Metrics()
