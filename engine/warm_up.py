@@ -19,7 +19,7 @@ from typing import Protocol
 from engine.commands import CoreMessage
 from engine.errors import EngineError, from_record
 from engine.models.base import Model
-from engine.types import Outcome, Request
+from engine.types import Outcome, Request, Task
 
 BUDGET_S = 3.0
 FIRST_EVENTS = 64
@@ -81,7 +81,8 @@ def warm_up(
 def _run_round(
     model: Model, make_core: Callable[[int], WarmUpCore], page_size: int, num_events: int
 ) -> None:
-    tasks = model.spec.tasks
+    # A prefetch would leave no rows to append for the request that brings candidates.
+    tasks = [task for task in model.spec.tasks if task is not Task.PREFETCH]
     shorter = model.sample_request(max(1, num_events - APPENDED_EVENTS), NUM_CANDIDATES, tasks[0])
     requests = [model.sample_request(num_events, NUM_CANDIDATES, task) for task in tasks]
     num_pages = -(-model.prepare(requests[0]).length // page_size) + 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import signal
@@ -107,6 +108,9 @@ class ServerLife:
             log.error("cannot serve: %s", error)
             return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_CORE_DEAD
         self._announce()
+        # Modules and routes live as long as the process: no collection has to look at them again.
+        gc.collect()
+        gc.freeze()
         dying = asyncio.ensure_future(self._engine.wait_dead())
         try:
             await asyncio.wait((stopping, dying), return_when=asyncio.FIRST_COMPLETED)
@@ -144,7 +148,7 @@ class ServerLife:
             self._engine.kill()
             logging.shutdown()
             os._exit(128 + number)
-        log.info("received %s", signal.Signals(number).name)
+        log.info("received %s: no new requests are taken", signal.Signals(number).name)
         self._stop.set()
 
 

@@ -2,13 +2,15 @@
 
 Score of a candidate = (sum of the history's items) * 1000 + the candidate's id. User ids steer it:
 `hold...` is never answered (until cancelled or aborted), `crash...` makes `step` raise,
-`exit...` ends the process at once, `slow...` needs many passes.
+`exit...` ends the process at once, `slow...` needs many passes, `hang...` keeps `step` from
+returning until `let_go` is set.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 
 import numpy as np
 
@@ -71,6 +73,9 @@ INFO = ModelInfo(
     exactness="bitwise",
     cache_tiers="tiered",
 )
+
+
+let_go = threading.Event()
 
 
 class NoWake:
@@ -146,6 +151,8 @@ class FakeCore:
                 raise InvariantError("the fake core was told to crash")
             if request.user_id.startswith("exit"):
                 os._exit(9)
+            if request.user_id.startswith("hang"):
+                let_go.wait()
             if request.user_id.startswith("hold"):
                 continue
             if request.user_id.startswith("slow") and passes < 50:

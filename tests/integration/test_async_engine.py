@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,8 +21,9 @@ import pytest
 import uvloop
 
 from engine.async_engine import AsyncEngine
-from engine.config import EngineConfig, SchedulerConfig
+from engine.config import CacheConfig, EngineConfig, HealthConfig, SchedulerConfig
 from engine.core_client import Phase
+from engine.core_launch import CORE_MODULE
 from engine.errors import (
     ConfigError,
     Draining,
@@ -29,6 +33,11 @@ from engine.errors import (
 )
 
 FAKE_CORE = "tests.integration.fake_core"
+SMALL = EngineConfig(
+    cache=CacheConfig(device_pages=256, page_size=16, chunk_size=64, host_bytes=1 << 26),
+    warm_up=False,
+    threads=1,
+)
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 Body = Callable[[], Coroutine[Any, Any, None]]
@@ -300,3 +309,90 @@ def test_a_killed_host_leaves_no_core(tmp_path: Path) -> None:
         host.kill()
         host.wait(20)
     asyncio.run(until(lambda: process_is_gone(core_pid)))
+
+
+async def test_a_hung_core_process_is_killed_within_one_exit_timeout() -> None:
+    engine = AsyncEngine(None, EngineConfig(), core_module=FAKE_CORE, exit_timeout_s=1.0)
+    await engine.start()
+    assert engine.core_pid is not None
+    os.kill(engine.core_pid, signal.SIGSTOP)
+    held = asyncio.ensure_future(engine.rank(user_id="u", history=[], candidates=[1]))
+    await until(lambda: engine.num_pending == 1)
+    await engine.stop(0.0)
+    with pytest.raises(Draining):
+        await held
+    assert process_is_gone(engine.core_pid)
+    assert engine.phase is Phase.STOPPED
+
+
+async def test_a_hung_core_thread_cannot_be_ended_and_stop_says_so() -> None:
+    let_go = importlib.import_module(FAKE_CORE).let_go
+    engine = AsyncEngine(
+        None, EngineConfig(), core="thread", core_module=FAKE_CORE, exit_timeout_s=0.2
+    )
+    await engine.start()
+    held = asyncio.ensure_future(engine.rank(user_id="hang", history=[], candidates=[1]))
+    await until(lambda: engine.num_pending == 1)
+    try:
+        with pytest.raises(EngineDead, match="'engine-core' hangs and cannot be killed"):
+            await engine.stop(0.0)
+        with pytest.raises(Draining):
+            await held
+        assert not is_gone(engine)
+    finally:
+        let_go.set()
+    await until(lambda: is_gone(engine))
+    let_go.clear()
+
+
+async def test_a_silent_core_thread_is_given_up_and_its_calls_fail() -> None:
+    let_go = importlib.import_module(FAKE_CORE).let_go
+    config = EngineConfig(health=HealthConfig(heartbeat_kill_s=3))
+    engine = AsyncEngine(None, config, core="thread", core_module=FAKE_CORE)
+    await engine.start()
+    try:
+        with pytest.raises(EngineDead, match="hung: it was silent for 5 s"):
+            await engine.rank(user_id="hang", history=[], candidates=[1])
+        assert engine.phase is Phase.DEAD
+    finally:
+        let_go.set()
+    await engine.stop()
+    let_go.clear()
+    assert is_gone(engine)
+
+
+def _open_files() -> list[str]:
+    """What the open descriptors of this process lead to, sorted."""
+    names = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            names.append(re.sub(r"\[\d+\]", "", str(entry.readlink())))
+    return sorted(names)
+
+
+@pytest.mark.parametrize("module", [FAKE_CORE, CORE_MODULE])
+def test_a_stopped_core_thread_leaves_no_thread_and_no_open_file(module: str) -> None:
+    async def serve_once() -> None:
+        async with AsyncEngine(None, SMALL, core="thread", core_module=module) as engine:
+            answer = await engine.rank(user_id="u", history=[1, 2], candidates=[3])
+            assert answer.scores is not None
+
+    asyncio.run(serve_once())  # what is opened once and stays: torch's threads, libraries
+    threads, files = set(threading.enumerate()), _open_files()
+    asyncio.run(serve_once())
+    assert set(threading.enumerate()) == threads
+    assert _open_files() == files
+
+
+async def test_a_core_thread_gives_the_answers_of_a_core_process() -> None:
+    scores = []
+    for place in ("process", "thread"):
+        async with AsyncEngine.from_model_dir(None, SMALL, core=place) as engine:
+            answers = await asyncio.gather(
+                *(
+                    engine.rank(user_id=n, history=[n, 5, 7 * n], candidates=[1, 2, 3])
+                    for n in range(1, 9)
+                )
+            )
+        scores.append([answer.scores for answer in answers])
+    np.testing.assert_array_equal(scores[0], scores[1])
