@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import uvloop
@@ -24,6 +25,7 @@ from engine.async_engine import AsyncEngine
 from engine.config import CacheConfig, EngineConfig, HealthConfig, SchedulerConfig
 from engine.core_client import Phase
 from engine.core_launch import CORE_MODULE
+from engine.entrypoints.config import ServerConfig
 from engine.errors import (
     ConfigError,
     Draining,
@@ -396,3 +398,39 @@ async def test_a_core_thread_gives_the_answers_of_a_core_process() -> None:
             )
         scores.append([answer.scores for answer in answers])
     np.testing.assert_array_equal(scores[0], scores[1])
+
+
+async def oldest_heartbeat_s(engine: AsyncEngine, work: Coroutine[Any, Any, Any]) -> float:
+    """The greatest age of the core's heartbeat that is seen while `work` runs."""
+    task = asyncio.ensure_future(work)
+    oldest_s = 0.0
+    while not task.done():
+        await asyncio.sleep(0.02)
+        oldest_s = max(oldest_s, engine.heartbeat_age_s)
+    await task
+    return oldest_s
+
+
+async def test_a_core_is_not_taken_for_dead_while_a_step_takes_seconds() -> None:
+    module = "tests.integration.busy_core"
+    async with AsyncEngine(None, SMALL, core_module=module) as engine:
+        work = engine.rank(user_id="u", history=[1, 2, 3], candidates=[4, 5])
+        oldest_s = await oldest_heartbeat_s(engine, work)
+        assert engine.last_stats is not None
+    assert oldest_s < ServerConfig().heartbeat_timeout_s
+
+
+async def test_a_core_is_not_taken_for_dead_while_a_thousand_requests_come() -> None:
+    config = msgspec.structs.replace(SMALL, scheduler=SchedulerConfig(max_queue_requests=1000))
+    async with AsyncEngine(None, config) as engine:
+
+        async def ask_a_thousand() -> None:
+            await asyncio.gather(
+                *(
+                    engine.rank(user_id=n, history=[n % 50 + 1, 2, 3], candidates=[4, 5])
+                    for n in range(1000)
+                )
+            )
+
+        oldest_s = await oldest_heartbeat_s(engine, ask_a_thousand())
+    assert oldest_s < ServerConfig().heartbeat_timeout_s
