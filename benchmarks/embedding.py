@@ -4,11 +4,12 @@ in a thread.
     python benchmarks/embedding.py [--rounds 5] [--busy-s 2] [--output FILE]
 
 The host is this program: an event loop with an `AsyncEngine` over the built-in model, and beside it
-a thread that computes in pure Python (busy) or sleeps (idle). In each round requests that recompute
-a history (`cache: bypass`) come one after the other for `--busy-s` seconds, first beside the idle
-thread, then beside the busy one; the core reports how long its steps took. The ratio is the median
-over the rounds of (mean step beside a busy host) / (mean step beside an idle host). One thread
-computes a step, so that on two cores the host's thread has a core of its own.
+a thread that computes in pure Python. In each round requests that recompute a history
+(`cache: bypass`) come one after the other for `--busy-s` seconds each: beside an idle host, beside
+the busy host, and beside an idle host and an unrelated process that runs the same computation. The
+core reports how long its steps took; the mean of each stretch counts, and the ratios are medians
+over the rounds. `to_unrelated` is what being embedded costs: where no processor is free, a busy
+program slows its neighbours whether it is their host or not. One thread computes a step.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -34,6 +36,14 @@ CANDIDATES = list(range(256))
 CONFIG = EngineConfig(cache=CacheConfig(host_bytes=1 << 26), threads=1)
 
 
+COMPUTE = """
+number = 0
+while True:
+    for _ in range(1000):
+        number = (number * 31 + 7) % 1_000_003
+"""
+
+
 class Steps(NamedTuple):
     """Steps since the start, and their seconds."""
 
@@ -42,8 +52,8 @@ class Steps(NamedTuple):
 
 
 @contextmanager
-def busy_python() -> Iterator[None]:
-    """A thread that computes in pure Python, as a host that handles requests does."""
+def busy_host() -> Iterator[None]:
+    """A thread of this process that computes in pure Python."""
     is_over = threading.Event()
 
     def compute() -> None:
@@ -59,6 +69,16 @@ def busy_python() -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()
+
+
+@contextmanager
+def busy_process() -> Iterator[None]:
+    """A process that computes the same."""
+    with subprocess.Popen([sys.executable, "-c", COMPUTE]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 async def steps_of(engine: AsyncEngine) -> Steps:
@@ -77,21 +97,28 @@ async def mean_step_s(engine: AsyncEngine, duration_s: float) -> float:
 
 
 async def measure(place: CorePlace, rounds: int, busy_s: float) -> dict[str, Any]:
-    """Mean step times beside an idle and a busy host, round by round."""
-    idle, busy = [], []
+    """Mean step times beside an idle host, a busy host, and a busy process, round by round."""
+    idle, busy, unrelated = [], [], []
     async with AsyncEngine.from_model_dir(None, CONFIG, core=place) as engine:
         await mean_step_s(engine, busy_s)
         for _ in range(rounds):
             idle.append(await mean_step_s(engine, busy_s))
-            with busy_python():
+            with busy_host():
                 busy.append(await mean_step_s(engine, busy_s))
-    ratios = [many / few for many, few in zip(busy, idle, strict=True)]
+            with busy_process():
+                unrelated.append(await mean_step_s(engine, busy_s))
     return {
         "idle_step_ms": round(statistics.median(idle) * 1e3, 3),
         "busy_step_ms": round(statistics.median(busy) * 1e3, 3),
-        "ratio": round(statistics.median(ratios), 3),
-        "ratios": [round(ratio, 3) for ratio in ratios],
+        "unrelated_step_ms": round(statistics.median(unrelated) * 1e3, 3),
+        "to_idle": ratio(busy, idle),
+        "to_unrelated": ratio(busy, unrelated),
     }
+
+
+def ratio(slower: list[float], faster: list[float]) -> float:
+    """Median over the rounds."""
+    return round(statistics.median(a / b for a, b in zip(slower, faster, strict=True)), 3)
 
 
 def main() -> int:

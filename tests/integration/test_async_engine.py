@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import pytest
 import uvloop
+from engine_models import CONFIGS
 
 from engine.async_engine import AsyncEngine
 from engine.config import CacheConfig, EngineConfig, HealthConfig, SchedulerConfig
@@ -33,6 +34,8 @@ from engine.errors import (
     InvalidRequest,
     Overloaded,
 )
+from engine.models.config import Feature
+from engine.testing.models import save_random_model
 
 FAKE_CORE = "tests.integration.fake_core"
 SMALL = EngineConfig(
@@ -433,4 +436,20 @@ async def test_a_core_is_not_taken_for_dead_while_a_thousand_requests_come() -> 
             )
 
         oldest_s = await oldest_heartbeat_s(engine, ask_a_thousand())
+    assert oldest_s < ServerConfig().heartbeat_timeout_s
+
+
+async def test_a_core_is_not_taken_for_dead_while_weights_are_loaded(tmp_path: Path) -> None:
+    inputs = msgspec.structs.replace(
+        CONFIGS["append"].inputs, features=(Feature(name="item", num_rows=300_001),)
+    )
+    config = msgspec.structs.replace(CONFIGS["append"], inputs=inputs)
+    for number in (1, 2):
+        save_random_model(
+            tmp_path / f"v{number}", msgspec.structs.replace(config, weights_version=f"v{number}")
+        )
+    async with AsyncEngine(str(tmp_path / "v1"), SMALL) as engine:
+        work = engine.load_weights("v2")
+        oldest_s = await oldest_heartbeat_s(engine, work)
+        assert {info.weights_version for info in engine.served.infos} == {"v1", "v2"}
     assert oldest_s < ServerConfig().heartbeat_timeout_s
