@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import subprocess
 import sys
@@ -127,11 +128,13 @@ def main() -> int:
     parser.add_argument("--busy-s", type=float, default=2.0)
     parser.add_argument("--output", help="write the result there, with its provenance")
     options = parser.parse_args()
+    load_average = os.getloadavg()[0]
     result = {
         "process": asyncio.run(measure("process", options.rounds, options.busy_s)),
         "thread": asyncio.run(measure("thread", options.rounds, options.busy_s)),
     }
-    write_result(options.output, {"rounds": options.rounds, "busy_s": options.busy_s, **result})
+    settings = {"rounds": options.rounds, "busy_s": options.busy_s, "load_average": load_average}
+    write_result(options.output, {**settings, **result})
     return 0
 
 

@@ -105,7 +105,7 @@ class _Load:
 
     @property
     def is_running(self) -> bool:
-        return self._thread.is_alive()
+        return self._model is None and self._error is None
 
     def join(self) -> None:
         self._thread.join()
