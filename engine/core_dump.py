@@ -1,6 +1,6 @@
 """What a core is doing, as text: for the log, when something has gone wrong.
 
-Requests are named by their ids; users, which the ids' owners may be asked for, only on demand.
+Requests are named by their ids, users only on demand.
 """
 
 from __future__ import annotations
