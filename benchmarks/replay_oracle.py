@@ -101,6 +101,7 @@ def engine_tokens(
             device_pages=sizes.pages,
             page_size=sizes.page_size,
             chunk_size=sizes.chunk_size,
+            allow_small_pool=True,
         ),
         scheduler=scheduler_config(options),
     )

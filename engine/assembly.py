@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from engine.attention_backends.base import AttentionBackend
 from engine.attention_backends.registry import attention_spec, create_backend
 from engine.block_manager.manager import BlockManager
@@ -25,7 +27,10 @@ from engine.platforms.cpu import DeviceExecutor, HostArena, InlineExecutor, KvPo
 from engine.runner.runner import Runner
 from engine.transfer.jobs import CopyEngine
 from engine.transfer.native import NativeCopyEngine
+from engine.transfer.python import PythonCopyEngine
 from engine.transfer.select import make_copy_engine
+from engine.types import ModelInfo, Reuse
+from engine.warm_up import warm_up
 
 _logger = logging.getLogger(__name__)
 
@@ -66,16 +71,20 @@ class ModelServer:
         pools: KvPools,
         copies: CopyEngine,
         clock: Callable[[], float],
+        *,
+        warms_up: bool,
     ) -> None:
         self._config = config
         self._pools = pools
         self._copies = copies
         self._clock = clock
+        self._warms_up = warms_up
 
     def serve(self, model: Model, *, is_random: bool = False) -> ServedModel:
-        """The model with a backend and a runner of its own.
+        """The model with a backend and a runner of its own, warmed up.
 
-        Raises ConfigError when it cannot be served exactly or by that backend."""
+        Raises ConfigError when it cannot be served exactly or by that backend, or when its longest
+        history does not fit in the device pool."""
         config, spec = self._config, model.spec
         _check_budgets(config, spec)
         attention = config.attention
@@ -90,12 +99,20 @@ class ModelServer:
             token_bytes=self._pools.page_bytes * spec.num_layers // config.cache.page_size,
             is_random=is_random,
         )
+        _check_pool(config, spec, info.reuse)
         _logger.info(
             "weights %s: reuse mode %s: %s; exactness %s",
             info.weights_version, info.reuse.value, info.reuse_reason, info.exactness,
         )  # fmt: skip
         runner = Runner(model, backend, self._pools, self._copies, self._clock)
-        return ServedModel(model=model, info=info, runner=runner)
+        served = ServedModel(model=model, info=info, runner=runner)
+        if self._warms_up:
+            served.warm_up_s = warm_up(
+                model,
+                lambda num_pages: _warm_up_core(model, backend, info, config, num_pages),
+                config.cache.page_size,
+            )
+        return served
 
 
 def build_core(
@@ -121,7 +138,9 @@ def build_core(
     copies = make_copy_engine(config.transfer.workers, pools, arena, wake, hooks.clock)
     if hooks.wrap_copies is not None:
         copies = hooks.wrap_copies(copies)
-    server = ModelServer(config, pools, copies, hooks.clock)
+    # Without a device thread the caller waits for every step anyhow: nothing is to be gained.
+    warms_up = config.warm_up and hooks.uses_device_thread
+    server = ModelServer(config, pools, copies, hooks.clock, warms_up=warms_up)
     try:
         served = server.serve(model, is_random=is_random)
     except BaseException:
@@ -166,6 +185,47 @@ def core_from_model_dir(
     return build_core(load_model(path), config, hooks, is_random=path is None, weights_root=root)
 
 
+def _warm_up_core(
+    model: Model, backend: AttentionBackend, info: ModelInfo, config: EngineConfig, num_pages: int
+) -> EngineCore:
+    """A core around the model and its backend that shares nothing else with what serves."""
+    cache = msgspec.structs.replace(config.cache, tiers="device", device_pages=num_pages)
+    config = msgspec.structs.replace(config, cache=cache, check_invariants=False)
+    scratch_pages = -(-config.scheduler.max_uncut_tokens // cache.page_size)
+    pools = KvPools(model.spec, cache.page_size, num_pages, scratch_pages, cache.poison)
+    arena, wake = HostArena.within(0, pools, cache.chunk_size), Wake()
+    copies = PythonCopyEngine(pools, arena, wake)
+    metrics = Metrics()
+    manager = BlockManager(
+        num_pages=num_pages,
+        page_size=cache.page_size,
+        num_chunks=0,
+        pages_per_chunk=arena.pages_per_chunk,
+        copies=copies,
+        metrics=metrics,
+        page_bytes_all_layers=pools.page_bytes * model.spec.num_layers,
+        clock=time.monotonic,
+    )
+    parts = CoreParts(
+        config=config,
+        served=ServedModel(
+            model=model, info=info, runner=Runner(model, backend, pools, copies, time.monotonic)
+        ),
+        loader=BackgroundLoader(None, _serve_nothing, wake),
+        manager=manager,
+        copies=copies,
+        executor=InlineExecutor(wake),
+        wake=wake,
+        metrics=metrics,
+        clock=time.monotonic,
+    )
+    return EngineCore(parts)
+
+
+def _serve_nothing(model: Model) -> ServedModel:
+    raise AssertionError("a core that warms up loads no models")
+
+
 def _exactness(model: Model, backend: AttentionBackend) -> str:
     """What the start-up self-check found: "bitwise", or by how much rows differ."""
     if not backend.is_bitwise:
@@ -207,4 +267,21 @@ def _check_budgets(config: EngineConfig, spec: ModelSpec) -> None:
             f"and one suffix chain ({spec.max_chain + 1}), give at least {needed}",
             limit=needed,
             value=limit,
+        )
+
+
+def _check_pool(config: EngineConfig, spec: ModelSpec, reuse: Reuse) -> None:
+    """The longest history must fit in the device pool, unless the user accepts that it does not."""
+    cache = config.cache
+    if cache.tiers == "off" or reuse is Reuse.REQUEST or cache.allow_small_pool:
+        return
+    needed = -(-spec.max_history_tokens // cache.page_size)
+    if needed > cache.device_pages:
+        raise ConfigError(
+            f"device_pages is {cache.device_pages}: the longest history of model {spec.name}, "
+            f"{spec.max_history_tokens} tokens, takes {needed} pages of {cache.page_size}. Set "
+            f"device_pages to {needed} or more, or allow_small_pool to true: then longer histories "
+            "are computed outside the cache, each time anew",
+            limit=needed,
+            value=cache.device_pages,
         )

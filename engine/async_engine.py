@@ -1,11 +1,12 @@
-"""AsyncEngine: the engine for an asyncio program. The core runs in a process of its own.
+"""AsyncEngine: the engine for an asyncio program. The core runs in a process of its own, or by
+option in a thread.
 
     async with AsyncEngine.from_model_dir("model") as engine:
         answer = await engine.rank(user_id="u1", history=[3, 14, 15], candidates=[9, 26, 5])
 
 Every call ends with its answer or with one `EngineError`. Cancelling the awaiting task gives the
 request up. When the core dies, all pending calls and all later ones raise `EngineDead`.
-torch is never imported here.
+With a core process, torch is never imported here.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from engine.commands import (
 )
 from engine.config import EngineConfig
 from engine.core_client import CoreClient, Phase
-from engine.core_launch import CORE_MODULE
+from engine.core_launch import CORE_MODULE, CoreOptions, CorePlace
 from engine.errors import EngineError, from_record
 from engine.request_builder import ArrayLike, FeaturesLike, build_request, text, user_id_text
 from engine.types import CacheMode, CoreStats, ModelInfo, Request, Response, Task
@@ -60,35 +61,47 @@ class AsyncEngine:
         model_dir: str | None,
         config: EngineConfig,
         *,
+        core: CorePlace = "process",
         drain_timeout_s: float = 30.0,
+        exit_timeout_s: float = 10.0,
         core_module: str = CORE_MODULE,
         log_level: str = "INFO",
     ) -> None:
         """Nothing is started yet; `from_model_dir` is the usual way.
 
         Args:
+            core: "process" (default), or "thread" of this process: see docs/embedding.md for what
+                that costs and saves.
             drain_timeout_s: How long leaving `async with` waits for pending requests.
-            core_module: Module of the core process.
-            log_level: Of the core process, which logs to standard error.
+            exit_timeout_s: How long the core's end may take after that; then a process is killed.
+            core_module: Module with the function `build` that makes the core.
+            log_level: Of a core process, which logs to standard error.
         """
         self._model_dir = model_dir
         self._config = config
         self._drain_timeout_s = drain_timeout_s
-        self._core_module = core_module
-        self._log_level = log_level
-        self._client = CoreClient()
+        self._client = CoreClient(
+            CoreOptions(
+                place=core, module=core_module, log_level=log_level, exit_timeout_s=exit_timeout_s
+            )
+        )
 
     @classmethod
     def from_model_dir(
-        cls, path: str | os.PathLike[str] | None = None, config: EngineConfig | None = None
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        config: EngineConfig | None = None,
+        *,
+        core: CorePlace = "process",
     ) -> Self:
         """An engine for that model directory, to be used as `async with` or with `start`.
 
         Args:
             path: None serves the built-in model with random weights (its scores mean nothing).
             config: Defaults when not given.
+            core: "process" or "thread", as the constructor says.
         """
-        return cls(None if path is None else os.fspath(path), config or EngineConfig())
+        return cls(None if path is None else os.fspath(path), config or EngineConfig(), core=core)
 
     # Life
 
@@ -97,22 +110,27 @@ class AsyncEngine:
 
         Raises ConfigError for a model or a setting that cannot work, EngineDead if the core ends.
         """
-        await self._client.start(self._model_dir, self._config, self._core_module, self._log_level)
+        await self._client.start(self._model_dir, self._config)
 
     async def drain(self, timeout_s: float) -> bool:
         """Take no new requests and wait for the pending ones; False if some are left."""
         return await self._client.drain(timeout_s)
 
     async def stop(self, drain_timeout_s: float | None = None) -> None:
-        """Drain, end the core, and wait for its process to go. Harmless when repeated.
+        """Drain, end the core, and wait until it has gone. Harmless when repeated.
 
-        What is still pending after `drain_timeout_s` ends with `Draining`.
+        What is still pending after `drain_timeout_s` ends with `Draining`; then the core has
+        `exit_timeout_s` to end, and a core process that has not is killed. Raises EngineDead when a
+        core thread has not: nothing but the end of this process ends it.
         """
         timeout_s = self._drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         await self._client.stop(timeout_s)
 
     def kill(self) -> None:
-        """End the core at once, without any answer. For the last exit of a program."""
+        """End the core at once, without any answer. For the last exit of a program.
+
+        A core thread cannot be killed: it ends with its next pass, or not at all if it hangs.
+        """
         self._client.kill()
 
     async def wait_dead(self) -> EngineError:
@@ -158,7 +176,7 @@ class AsyncEngine:
 
     @property
     def core_pid(self) -> int | None:
-        """Process id of the core, None before `start`."""
+        """Process id of the core; None before `start`, and for a core thread."""
         return self._client.pid
 
     @property

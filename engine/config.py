@@ -29,6 +29,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         host_bytes: Bytes of the host arena; whole chunks are used.
         eviction_policy: Name of an `engine.eviction_policies` entry point.
         poison: Fill free pages with NaN, so that a read of a stale row shows (debug, slow).
+        allow_small_pool: Start although the device pool cannot hold the longest history that the
+            model takes; such histories are then computed outside the cache, each time anew.
     """
 
     tiers: Literal["off", "device", "tiered"] = "tiered"
@@ -38,6 +40,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     host_bytes: int = 1 << 30
     eviction_policy: str = "lru"
     poison: bool = False
+    allow_small_pool: bool = False
 
     def __post_init__(self) -> None:
         require(self.device_pages >= 1, f"device_pages is {self.device_pages}: give at least 1")
@@ -157,6 +160,27 @@ class WeightsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         require(self.refresh_users >= 0, f"refresh_users is {self.refresh_users}: give 0 or more")
 
 
+class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When the core counts as hung, and what is logged then.
+
+    Attributes:
+        watchdog_s: A step that runs longer on the device hangs: the core logs what it was doing,
+            fails what is pending and ends. 0: never.
+        heartbeat_kill_s: A core whose loop has made no pass for longer hangs: it logs what it was
+            doing and ends; the front kills it 2 s later if it cannot. 0: never.
+        dump_users: Name users in what is logged then; otherwise only requests are.
+    """
+
+    watchdog_s: float = 120.0
+    heartbeat_kill_s: float = 30.0
+    dump_users: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("watchdog_s", 1), ("heartbeat_kill_s", 3)):
+            value = getattr(self, name)
+            require(value == 0 or value >= least, f"{name} is {value}: give {least} or more, or 0")
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything the engine can be told.
 
@@ -166,6 +190,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         transfer: Copies between tiers.
         attention: Attention backend.
         weights: Weights versions.
+        health: Watchdogs.
+        warm_up: Run steps of the shapes that will be met before serving, at start and for every
+            weights version loaded later.
         threads: Threads of one device step; 0 leaves torch's choice.
         check_invariants: Check the bookkeeping whenever the engine is idle (debug).
     """
@@ -175,6 +202,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     transfer: TransferConfig = TransferConfig()
     attention: AttentionConfig = AttentionConfig()
     weights: WeightsConfig = WeightsConfig()
+    health: HealthConfig = HealthConfig()
+    warm_up: bool = True
     threads: int = 0
     check_invariants: bool = False
 

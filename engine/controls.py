@@ -80,6 +80,11 @@ class Controls:
     def is_idle(self) -> bool:
         return not self._open
 
+    @property
+    def num_open(self) -> int:
+        """Commands that are not answered yet."""
+        return len(self._open)
+
     def run(self, ticket: str, command: Command) -> None:
         """Start a command; what ends at once is answered at once."""
         try:

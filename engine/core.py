@@ -24,6 +24,7 @@ from engine.block_manager.reservation import PoolUsage
 from engine.block_manager.user_state import UserKey, UserView
 from engine.commands import Command, CoreMessage, ServedWeights
 from engine.controls import Controls
+from engine.core_dump import CoreState, describe_core
 from engine.core_parts import CoreParts, TraceEvent
 from engine.errors import (
     Cancelled,
@@ -32,6 +33,7 @@ from engine.errors import (
     EngineDead,
     EngineError,
     InvalidRequest,
+    InvariantError,
     to_record,
 )
 from engine.meter import Meter
@@ -54,8 +56,8 @@ _logger = logging.getLogger(__name__)
 class EngineCore:
     """The engine without a front. See the module docstring for the loop.
 
-    A bug (a broken invariant, a device thread that died) raises out of `step`; call `abort` then:
-    every pending request still gets its outcome.
+    A bug (a broken invariant, a device thread that died or hangs) raises out of `step`; call
+    `abort` then: every pending request still gets its outcome.
     """
 
     def __init__(self, parts: CoreParts) -> None:
@@ -82,6 +84,7 @@ class EngineCore:
         self._live: dict[str, ScheduledRequest] = {}
         self._outbox: list[CoreMessage] = []
         self._running: StepPlan | None = None
+        self._running_since_s = 0.0
         self._upcoming: StepPlan | None = None
         self._moves: list[Piece] = []
         self._num_steps = 0
@@ -218,6 +221,8 @@ class EngineCore:
             self._launch()
             self._finish_step(step, result)
             self._has_news = has_progress = True
+        elif self._running is not None:
+            self._check_running(self._running)
         has_progress |= self._expire()
         if self._running is None or self._config.scheduler.look_ahead:
             has_progress |= self._plan()
@@ -237,6 +242,26 @@ class EngineCore:
         self._parts.loader.close()
         self._parts.executor.close()
         self._parts.copies.close()
+        self.wake.close()
+
+    def describe(self) -> str:
+        """What the core is doing, for the log; `health.dump_users` decides whether users are named.
+
+        Another thread may call it when the loop hangs: it only reads."""
+        state = CoreState(
+            now_s=self._clock(),
+            refusal=None if self._refusal is None else self._refusal.message,
+            unfinished=list(self._live.values()),
+            num_waiting=len(self._queue),
+            running=self._running,
+            running_since_s=self._running_since_s,
+            upcoming=self._upcoming,
+            moves=list(self._moves),
+            copies=self._manager.copies(),
+            usage=self.usage(),
+            num_commands=self._controls.num_open,
+        )
+        return describe_core(state, names_users=self._config.health.dump_users)
 
     def stats(self) -> CoreStats:
         """A snapshot; gauges are brought up to date."""
@@ -323,13 +348,22 @@ class EngineCore:
         works = [self._work(piece) for piece in step.pieces]
         copy_deadline_s = self._clock() + self._config.transfer.copy_timeout_s
         runner = self._versions.runner_of(step.version)
-        self._running = step
+        self._running, self._running_since_s = step, self._clock()
         self._num_steps += 1
         self._trace("launch", step.number)
         self._parts.executor.submit(
             lambda: runner.run(works, scratch=step.is_scratch, copy_deadline_s=copy_deadline_s)
         )
         return True
+
+    def _check_running(self, step: StepPlan) -> None:
+        """Raise InvariantError when the step on the device has run for longer than any may."""
+        limit_s = self._config.health.watchdog_s
+        age_s = self._clock() - self._running_since_s
+        if limit_s and age_s > limit_s:
+            raise InvariantError(
+                f"step {step.number} has run for {age_s:.1f} s, the limit is watchdog_s={limit_s:g}"
+            )
 
     def _work(self, piece: Piece) -> PieceWork:
         """What the runner needs of a piece; a scratch run counts its pages from 0."""

@@ -1,4 +1,4 @@
-"""The asyncio front's side of a core process: its life, and who waits for which answer.
+"""The asyncio front's side of a core: its life, and who waits for which answer.
 
 Every call ends: with the core's answer, or with the error that the core's end gives to all that
 is pending. `AsyncEngine` is the public face of this.
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import subprocess
 import time
 from enum import Enum
 from typing import TypeVar, cast
@@ -19,7 +18,8 @@ import msgspec
 
 from engine.commands import Command, Reply, Result, ServedWeights, Statistics
 from engine.config import EngineConfig
-from engine.core_launch import LaunchedCore, launch_core
+from engine.core_launch import CoreOptions, LaunchedCore, launch_core
+from engine.core_watch import SilenceWatch
 from engine.errors import Draining, EngineDead, EngineError, Overloaded, TooLarge, from_record
 from engine.ipc import (
     Cancel,
@@ -47,7 +47,11 @@ from engine.types import CoreStats, Outcome, Request
 MAX_UNSENT_BYTES = 1 << 28
 """Bytes that may wait for a core that does not read; beyond it requests are refused."""
 
-_EXIT_WAIT_S = 10.0
+_HEARTBEAT_CHECK_S = 0.5
+_CORE_ENDS_ITSELF_S = 2.0
+"""How much longer than the core itself the front waits before it ends a hung one."""
+_STACKS_WAIT_S = 0.5
+_KILL_WAIT_S = 0.5
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -101,9 +105,10 @@ class _Connection(asyncio.Protocol):
 
 
 class CoreClient:
-    """One core process, from start to end. Owned by the event loop that called `start`."""
+    """One core, from start to end. Owned by the event loop that called `start`."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: CoreOptions) -> None:
+        self._options = options
         self.phase = Phase.NEW
         self.heartbeat_s = float("-inf")
         self.last_stats: CoreStats | None = None
@@ -119,12 +124,11 @@ class CoreClient:
         self._starts: dict[str, asyncio.Future[ServedWeights]] = {}
         self._drained = asyncio.Event()
         self._gone = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
 
     # Life
 
-    async def start(
-        self, model_dir: str | None, config: EngineConfig, core_module: str, log_level: str
-    ) -> None:
+    async def start(self, model_dir: str | None, config: EngineConfig) -> None:
         """Start the core and wait until it serves.
 
         Raises ConfigError for a model or a setting that cannot work, EngineDead if the core ends.
@@ -133,7 +137,7 @@ class CoreClient:
             raise RuntimeError(f"this engine is {self.phase.value}: make a new one to start")
         self.phase = Phase.STARTING
         self._loop = asyncio.get_running_loop()
-        self._core = launch_core(core_module, log_level)
+        self._core = launch_core(self._options)
         try:
             await self._loop.create_unix_connection(lambda: self._connection, sock=self._core.sock)
             message = Start(model_dir=model_dir, config=config)
@@ -143,9 +147,13 @@ class CoreClient:
                 self.phase = Phase.STOPPED
             self._is_ending = True
             self.kill()
-            await self._reap()
+            if not await self._reap(self._options.exit_timeout_s):
+                log.error("%s", self._immortal())
             raise
         self.phase = Phase.SERVING
+        if config.health.heartbeat_kill_s:
+            limit_s = config.health.heartbeat_kill_s + _CORE_ENDS_ITSELF_S
+            self._watching = asyncio.ensure_future(self._watch_heartbeat(limit_s))
 
     async def drain(self, timeout_s: float) -> bool:
         """Take no new requests and wait for the pending ones; False if some are left."""
@@ -160,18 +168,23 @@ class CoreClient:
         return not self._requests
 
     async def stop(self, drain_timeout_s: float) -> None:
-        """Drain, end the core, and wait for its process to go. Harmless when repeated.
+        """Drain, end the core, and wait until it has gone. Harmless when repeated.
 
-        What is still pending after `drain_timeout_s` ends with `Draining`.
+        What is still pending after `drain_timeout_s` ends with `Draining`. From then on it takes
+        at most `exit_timeout_s`: a core process that does not end by itself is killed. Raises
+        EngineDead when a core thread does not end: it hangs, and only the end of this process
+        ends it.
         """
+        deadline_s = time.monotonic() + self._options.exit_timeout_s
         try:
             if self.phase in (Phase.SERVING, Phase.DRAINING):
                 await self.drain(drain_timeout_s)
             self._is_ending = True
+            deadline_s = time.monotonic() + self._options.exit_timeout_s
             if self.phase is Phase.DRAINING:
                 self._send(Shutdown())
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._gone.wait(), _EXIT_WAIT_S)
+                    await asyncio.wait_for(self._gone.wait(), self._options.exit_timeout_s)
             elif self.phase is Phase.STARTING:
                 self.kill()
         except asyncio.CancelledError:
@@ -181,12 +194,14 @@ class CoreClient:
             if self.phase is not Phase.DEAD:
                 self.phase = Phase.STOPPED
             self._fail_pending(Draining("the engine has been shut down"))
-            await self._reap()
+            has_ended = await self._reap(deadline_s - time.monotonic())
+        if not has_ended:
+            raise self._immortal()
 
     def kill(self) -> None:
-        """End the core's process at once, without any answer."""
-        if self._core is not None and self._core.process.poll() is None:
-            self._core.process.kill()
+        """End the core at once, without any answer. A thread ends with its next pass, if any."""
+        if self._core is not None:
+            self._core.handle.kill()
 
     async def wait_dead(self) -> EngineError:
         """Return only when the core has ended without being told to, with the reason."""
@@ -195,22 +210,47 @@ class CoreClient:
             await asyncio.get_running_loop().create_future()
         return self._death()
 
-    async def _reap(self) -> None:
-        """Wait for the process to end; kill it if it does not, or if the wait is cancelled."""
+    async def _reap(self, timeout_s: float) -> bool:
+        """Wait for the core to end; kill it if it does not, or if the wait is cancelled. False:
+        it is a thread and hangs."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._core is None:
-            return
-        process = self._core.process
+            return True
+        core = self._core.handle
         try:
-            if process.poll() is None:
-                await asyncio.to_thread(process.wait, _EXIT_WAIT_S)
-        except subprocess.TimeoutExpired:
-            log.error("the core did not end within %.0f s: it is killed", _EXIT_WAIT_S)
+            if core.is_running():
+                await asyncio.to_thread(core.wait, max(0.0, timeout_s))
         finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            if core.is_running():
+                log.error("the %s has not ended by itself: it is killed", core)
+                core.kill()
             self._connection.close()
             self._core.sock.close()
+            has_ended = core.wait(_KILL_WAIT_S)
+        return has_ended
+
+    def _immortal(self) -> EngineError:
+        assert self._core is not None
+        return EngineDead(
+            f"the {self._core.handle} hangs and cannot be killed: end this process, or run the "
+            "core in a process of its own"
+        )
+
+    async def _watch_heartbeat(self, limit_s: float) -> None:
+        """End a core that has given no sign of life for `limit_s`."""
+        watch = SilenceWatch(limit_s, _HEARTBEAT_CHECK_S)
+        while not watch.is_over(time.monotonic(), self.heartbeat_s):
+            await asyncio.sleep(_HEARTBEAT_CHECK_S)
+            if self.phase not in (Phase.SERVING, Phase.DRAINING):
+                return
+        assert self._core is not None
+        core = self._core.handle
+        log.critical("the %s has been silent for %.0f s and is ended; its stacks:", core, limit_s)
+        core.dump_stacks()
+        await asyncio.sleep(_STACKS_WAIT_S)
+        self._die(EngineDead(f"the {core} hung: it was silent for {limit_s:g} s"))
+        core.kill()
 
     # State
 
@@ -223,7 +263,7 @@ class CoreClient:
 
     @property
     def pid(self) -> int | None:
-        return None if self._core is None else self._core.process.pid
+        return None if self._core is None else self._core.handle.pid
 
     @property
     def num_pending(self) -> int:
@@ -327,7 +367,8 @@ class CoreClient:
     def lose_core(self) -> None:
         """The socket is closed: the process has ended or is about to."""
         if not self._is_ending:
-            self._die(EngineDead(f"the core process {self.pid} has ended unexpectedly"))
+            core = "core" if self._core is None else self._core.handle
+            self._die(EngineDead(f"the {core} has ended unexpectedly"))
         self._drained.set()
         self._gone.set()
 

@@ -90,6 +90,8 @@ class Waker(Protocol):
 
     def wait(self, timeout_s: float) -> bool: ...
 
+    def close(self) -> None: ...
+
 
 class TraceEvent(NamedTuple):
     """Something the core did, for tests and tracing: kind, step number, monotonic seconds."""

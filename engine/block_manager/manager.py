@@ -423,6 +423,10 @@ class BlockManager:
         """Pages, chunks, users and copies at this moment."""
         return pool_usage(self._tiers, len(self._reservations))
 
+    def copies(self) -> list[CopyJob]:
+        """The jobs in flight: made, and not known to have ended."""
+        return [job for job, _ in self._tiers.copies.records()]
+
     def check_invariants(self, *, idle: bool) -> None:
         """Recount everything; raises InvariantError with what is wrong.
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import gc
 import logging
 import os
 import signal
@@ -154,6 +155,9 @@ class ServerLife:
             log.error("cannot serve: %s", error)
             return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_CORE_DEAD
         self._announce()
+        # Modules and routes live as long as the process: no collection has to look at them again.
+        gc.collect()
+        gc.freeze()
         dying = asyncio.ensure_future(self._engine.wait_dead())
         try:
             await asyncio.wait((stopping, dying), return_when=asyncio.FIRST_COMPLETED)
@@ -186,7 +190,7 @@ class ServerLife:
             self._engine.kill()
             logging.shutdown()
             os._exit(128 + number)
-        log.info("received %s", signal.Signals(number).name)
+        log.info("received %s: no new requests are taken", signal.Signals(number).name)
         self._stop.set()
 
 

@@ -25,6 +25,7 @@ from engine.config import (
     AttentionConfig,
     CacheConfig,
     EngineConfig,
+    HealthConfig,
     SchedulerConfig,
     TransferConfig,
     WeightsConfig,
@@ -51,6 +52,8 @@ class CacheFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         host_bytes: Bytes of the host arena; whole chunks are used.
         eviction_policy: Name of an `engine.eviction_policies` entry point.
         poison: Fill free pages with NaN, so that a read of a stale row shows (debug, slow).
+        allow_small_pool: Start although the device pool cannot hold the longest history that the
+            model takes; such histories are then computed outside the cache, each time anew.
     """
 
     cache: Literal["off", "device", "tiered"]
@@ -60,6 +63,7 @@ class CacheFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     host_bytes: int
     eviction_policy: str
     poison: bool
+    allow_small_pool: bool
 
     @classmethod
     def from_config(cls, config: CacheConfig) -> CacheFlags:
@@ -80,11 +84,13 @@ class ComputeFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         backend: Attention backend, or "auto". (Its options stand in the file:
             engine.attention.options.)
         threads: Threads of one step; 0 leaves torch's choice.
+        warm_up: Run steps of the shapes that will be met before serving.
         check_invariants: Check the bookkeeping whenever the engine is idle (debug).
     """
 
     backend: str
     threads: int
+    warm_up: bool
     check_invariants: bool
 
 
@@ -99,6 +105,7 @@ class ServeFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         scheduler: What a step may hold and how much may wait.
         transfer: How copies between the tiers run.
         weights: How weights versions live beside each other.
+        health: When the core counts as hung.
         compute: How steps are computed.
     """
 
@@ -108,6 +115,7 @@ class ServeFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     scheduler: tyro.conf.OmitArgPrefixes[SchedulerConfig]
     transfer: tyro.conf.OmitArgPrefixes[TransferConfig]
     weights: tyro.conf.OmitArgPrefixes[WeightsConfig]
+    health: tyro.conf.OmitArgPrefixes[HealthConfig]
     compute: tyro.conf.OmitArgPrefixes[ComputeFlags]
 
     @classmethod
@@ -121,9 +129,11 @@ class ServeFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             scheduler=engine.scheduler,
             transfer=engine.transfer,
             weights=engine.weights,
+            health=engine.health,
             compute=ComputeFlags(
                 backend=engine.attention.backend,
                 threads=engine.threads,
+                warm_up=engine.warm_up,
                 check_invariants=engine.check_invariants,
             ),
         )
@@ -138,8 +148,10 @@ class ServeFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 scheduler=self.scheduler,
                 transfer=self.transfer,
                 weights=self.weights,
+                health=self.health,
                 attention=AttentionConfig(backend=self.compute.backend, options=attention_options),
                 threads=self.compute.threads,
+                warm_up=self.compute.warm_up,
                 check_invariants=self.compute.check_invariants,
             ),
         )

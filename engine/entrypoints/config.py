@@ -131,7 +131,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_requests_per_call: int = 256
     routing_header: str = "x-session-id"
     drain_timeout_s: float = 30.0
-    heartbeat_timeout_s: float = 5.0
+    heartbeat_timeout_s: float = 1.5
     access_log_format: Literal["text", "json", "off"] = "text"
     log_user_ids: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -62,6 +62,7 @@ class OfflineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 page_size=self.page_size,
                 chunk_size=self.chunk_size,
                 host_bytes=self.host_bytes,
+                allow_small_pool=True,  # what a small pool does is a thing to find out
             ),
             scheduler=scheduler,
             transfer=TransferConfig(workers=self.workers),

@@ -44,8 +44,11 @@ class Wake:
             return
 
     def clear(self) -> None:
-        """Forget everything set so far. Look for work after this, not before."""
-        while True:
+        """Forget everything set so far. Look for work after this, not before.
+
+        After `close` it does nothing.
+        """
+        while not self._is_closed:
             try:
                 read = os.read(self._read_fd, 4096)
             except BlockingIOError:
@@ -56,8 +59,10 @@ class Wake:
     def wait(self, timeout_s: float | None) -> bool:
         """Block until set (True) or `timeout_s` seconds passed (False); None waits for ever.
 
-        Does not clear.
+        Does not clear. After `close` it returns True at once.
         """
+        if self._is_closed:
+            return True
         timeout_ms = None if timeout_s is None else max(0.0, timeout_s * 1000.0)
         return bool(self._poll.poll(timeout_ms))
 

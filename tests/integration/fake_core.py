@@ -2,13 +2,15 @@
 
 Score of a candidate = (sum of the history's items) * 1000 + the candidate's id. User ids steer it:
 `hold...` is never answered (until cancelled or aborted), `crash...` makes `step` raise,
-`exit...` ends the process at once, `slow...` needs many passes.
+`exit...` ends the process at once, `slow...` needs many passes, `hang...` keeps `step` from
+returning until `let_go` is set.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +80,9 @@ INFO = ModelInfo(
 )
 
 
+let_go = threading.Event()
+
+
 class NoWake:
     """A pipe that nobody writes to."""
 
@@ -89,6 +94,10 @@ class NoWake:
 
     def clear(self) -> None:
         pass
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
 
 
 class FakeCore:
@@ -103,6 +112,7 @@ class FakeCore:
         self._passes: dict[str, int] = {}
         self._outbox: list[CoreMessage] = []
         self._refusal: EngineError | None = None
+        self._is_closed = False
 
     @property
     def is_idle(self) -> bool:
@@ -146,6 +156,8 @@ class FakeCore:
                 raise InvariantError("the fake core was told to crash")
             if request.user_id.startswith("exit"):
                 os._exit(9)
+            if request.user_id.startswith("hang"):
+                let_go.wait()
             if request.user_id.startswith("hold"):
                 continue
             if request.user_id.startswith("slow") and passes < 50:
@@ -165,6 +177,12 @@ class FakeCore:
 
     def close(self) -> None:
         self.abort(Draining("closed"))
+        if not self._is_closed:
+            self._is_closed = True
+            self.wake.close()
+
+    def describe(self) -> str:
+        return f"a fake core with {len(self._live)} requests"
 
     def stats(self) -> CoreStats:
         self.metrics.set("requests_waiting", len(self._live))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.core_loop import HEARTBEAT_S
+from engine.entrypoints.config import ServerConfig
 from tests.integration.server_process import (
     Reply,
     ServerProcess,
@@ -34,7 +37,7 @@ def pending_rank(server: ServerProcess, user_id: str) -> Iterator[Future[Reply]]
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
-    flags = ["--drain-timeout-s", "1.5"]
+    flags = ["--drain-timeout-s", "3"]
     with ServerProcess(tmp_path, *flags, fake=True) as server:
         server.until_ready()
         with pending_rank(server, "hold") as held:
@@ -43,6 +46,8 @@ def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
             assert server.get("/v2/health/live").status == 200
             refused = server.post("/v1/rank", {"user_id": "u", "history": [], "candidates": [1]})
             assert (refused.status, refused.body["code"]) == (503, "draining")
+            assert server.get("/v2/health/live").status == 200
+            assert not held.done()
             # What is left at the end of the drain is told so.
             left = held.result(60)
         assert (left.status, left.body["code"]) == (503, "draining")
@@ -109,14 +114,63 @@ def test_a_killed_server_leaves_no_core(tmp_path: Path) -> None:
         eventually(lambda: process_is_gone(server.core_pid), "the core is gone")
 
 
-def test_a_core_that_hangs_is_not_live(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path, "--heartbeat-timeout-s", "1", fake=True) as server:
+def test_a_stopped_core_is_not_live_until_it_goes_on(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, fake=True) as server:
         server.until_ready()
         os.kill(server.core_pid, signal.SIGSTOP)
         eventually(lambda: server.get("/v2/health/live").status == 503, "not live")
+        reply = server.get("/v2/health/live")
+        found = re.fullmatch(r"the core's last heartbeat is (\d\.\d) s old", reply.body["reason"])
+        assert found is not None
+        assert float(found[1]) >= 1.5
         assert server.get("/v2/health/ready").status == 503
         os.kill(server.core_pid, signal.SIGCONT)
         eventually(lambda: server.get("/v2/health/live").status == 200, "live again")
+        assert server.get("/v2/health/ready").status == 200
+
+
+def test_by_default_a_silence_of_two_seconds_is_seen() -> None:
+    assert ServerConfig().heartbeat_timeout_s + HEARTBEAT_S < 2.0
+
+
+def test_a_stopped_core_is_killed_and_the_server_ends(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, "--heartbeat-kill-s", "3", fake=True) as server:
+        server.until_ready()
+        with pending_rank(server, "hold") as held:
+            os.kill(server.core_pid, signal.SIGSTOP)
+            reply = held.result(60)
+        assert (reply.status, reply.body["code"]) == (503, "engine_dead")
+        assert "hung: it was silent for 5 s" in reply.body["error"]
+        assert server.wait() == 1
+        assert process_is_gone(server.core_pid)
+
+
+def test_a_core_whose_loop_hangs_says_where_and_ends(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, "--heartbeat-kill-s", "3", fake=True) as server:
+        server.until_ready()
+        reply = server.post("/v1/rank", {"user_id": "hang", "history": [], "candidates": [1]})
+        assert (reply.status, reply.body["code"]) == (503, "engine_dead")
+        assert server.wait() == 1
+        assert "no pass for more than heartbeat_kill_s=3" in server.log
+        assert "a fake core with 1 requests" in server.log
+        assert "let_go.wait()" in server.log
+
+
+def test_sigusr1_writes_the_stacks_of_the_core(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, fake=True) as server:
+        server.until_ready()
+        os.kill(server.core_pid, signal.SIGUSR1)
+        eventually(lambda: "in _run_pass" in server.log, "stacks")
+        assert server.get("/v2/health/live").status == 200
+
+
+def test_a_bug_is_dumped_before_the_core_ends(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, fake=True) as server:
+        server.until_ready()
+        body = {"user_id": "crash", "history": [], "candidates": [1]}
+        assert server.post("/v1/rank", body).status == 503
+        assert server.wait() == 1
+        assert "dump of the core\na fake core with 1 requests\nthread " in server.log
 
 
 def test_a_missing_model_is_found_before_anything_listens(tmp_path: Path) -> None:

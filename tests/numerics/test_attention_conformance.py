@@ -110,7 +110,9 @@ def plug_in(tmp_path, monkeypatch):
 )
 def test_engine_says_at_start_whether_rows_depend_on_their_place(backend, says):
     config = EngineConfig(
-        cache=CacheConfig(device_pages=2, host_bytes=0), attention=AttentionConfig(backend=backend)
+        cache=CacheConfig(device_pages=2, host_bytes=0, allow_small_pool=True),
+        attention=AttentionConfig(backend=backend),
+        warm_up=False,
     )
     core = build_core(builtin_model(), config)
     core.close()

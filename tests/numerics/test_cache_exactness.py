@@ -47,6 +47,7 @@ class Pair:
                     device_pages=-(-device_tokens // page_size),
                     host_bytes=host_tokens * token_bytes,
                     poison=True,
+                    allow_small_pool=True,
                 ),
                 scheduler=SchedulerConfig(**scheduler),
                 transfer=TransferConfig(copy_timeout_s=0.05),

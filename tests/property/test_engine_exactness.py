@@ -122,6 +122,7 @@ def make_machine(config, path, backend, delta_outcomes):
                     device_pages=-(-tokens_per_event * num_tokens // page_size),
                     host_bytes=tokens_per_event * host_tokens * token_bytes,
                     poison=True,
+                    allow_small_pool=True,
                 ),
                 scheduler=SchedulerConfig(
                     max_batch_tokens=batch_tokens,

@@ -18,7 +18,14 @@ from xxhash import xxh3_64_intdigest
 from engine.block_manager.manager import BlockManager
 from engine.block_manager.user_state import UserKey
 from engine.commands import ForgetUser, Forgotten, LoadWeights, Reply, ServedWeights
-from engine.config import CacheConfig, EngineConfig, SchedulerConfig, TransferConfig, WeightsConfig
+from engine.config import (
+    CacheConfig,
+    EngineConfig,
+    HealthConfig,
+    SchedulerConfig,
+    TransferConfig,
+    WeightsConfig,
+)
 from engine.core import EngineCore
 from engine.core_parts import CoreParts, ServedModel, describe_served
 from engine.metrics import Metrics
@@ -206,6 +213,9 @@ class SilentWake:
     def wait(self, timeout_s):
         raise AssertionError("a test core never sleeps")
 
+    def close(self):
+        pass
+
 
 class CoreUnderTest:
     """An engine core on fakes; pages of 4 tokens, chunks of 2 pages.
@@ -226,6 +236,7 @@ class CoreUnderTest:
         copy_timeout_s=10.0,
         max_onload_bytes=0,
         weights=None,
+        health=None,
         **scheduler,
     ):
         self._model_name = model
@@ -243,6 +254,7 @@ class CoreUnderTest:
                 copy_timeout_s=copy_timeout_s, max_onload_bytes=max_onload_bytes
             ),
             weights=weights or WeightsConfig(),
+            health=health or HealthConfig(),
         )
         self._config = config
         self.clock, self.metrics = FakeClock(), Metrics()

@@ -20,7 +20,7 @@ def environment(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", Process)
 
     def launch():
-        launched = core_launch.launch_core()
+        launched = core_launch.launch_core(core_launch.CoreOptions())
         assert isinstance(launched.sock, socket.socket)
         launched.sock.close()
         return started[-1]

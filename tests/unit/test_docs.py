@@ -133,7 +133,9 @@ def test_drawn_example_of_concepts_is_what_the_engine_does():
         "shorter": ("a", edited[:9]),
     }
     assert list(documented) == list(requests)
-    cache = CacheConfig(device_pages=6, page_size=4, chunk_size=8, host_bytes=1 << 20)
+    cache = CacheConfig(
+        device_pages=6, page_size=4, chunk_size=8, host_bytes=1 << 20, allow_small_pool=True
+    )
     with Engine.from_model_dir(None, EngineConfig(cache=cache, check_invariants=True)) as engine:
         for name, (user, history) in requests.items():
             usage = engine.rank(user_id=user, history=history, candidates=[1, 2]).usage

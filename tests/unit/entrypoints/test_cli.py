@@ -13,6 +13,7 @@ from engine.config import (
     AttentionConfig,
     CacheConfig,
     EngineConfig,
+    HealthConfig,
     SchedulerConfig,
     TransferConfig,
     WeightsConfig,
@@ -202,15 +203,16 @@ def test_every_setting_has_one_flag() -> None:
     )
     sections = (
         ServerConfig, ConnectionConfig, SecurityConfig, CacheFlags, SchedulerConfig,
-        TransferConfig, WeightsConfig, ComputeFlags,
+        TransferConfig, WeightsConfig, HealthConfig, ComputeFlags,
     )  # fmt: skip
     names = [name for section in sections for name in section.__struct_fields__]
     assert len(names) == len(set(names))
     assert set(ServeFlags.__struct_fields__) == {
-        "model", "server", "weights", "cache", "scheduler", "transfer", "compute",
+        "model", "server", "cache", "scheduler", "transfer", "weights", "health", "compute",
     }  # fmt: skip
     assert set(EngineConfig.__struct_fields__) == {
-        "cache", "scheduler", "transfer", "attention", "weights", "threads", "check_invariants",
+        "cache", "scheduler", "transfer", "attention", "weights", "health", "warm_up", "threads",
+        "check_invariants",
     }  # fmt: skip
     flags = ServeFlags.from_config(ServeConfig(model="m"))
     assert msgspec.structs.replace(flags, model=None).to_config({}) == ServeConfig()
