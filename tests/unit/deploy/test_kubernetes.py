@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from engine import core_client
+from engine.core_launch import CoreOptions
 from engine.entrypoints import api_server
 from engine.entrypoints.cli import Arguments, serve_config
 from engine.entrypoints.config import ServeConfig
@@ -72,18 +72,21 @@ def test_probes_ask_routes_that_are_served_on_the_port(kind: str) -> None:
 
 
 @each_container
-def test_liveness_is_more_patient_than_the_heartbeat(kind: str) -> None:
-    """A core that is silent for twice the heartbeat's limit is not restarted yet."""
+def test_liveness_is_more_patient_than_the_watchdog(kind: str) -> None:
+    """A silent core has the time to say what it was doing and to end by itself."""
     probe = CONTAINERS[kind]["livenessProbe"]
     patience_s = probe["periodSeconds"] * (probe["failureThreshold"] - 1)
-    assert patience_s >= 2 * _config(kind).server.heartbeat_timeout_s
+    config = _config(kind)
+    assert patience_s > config.server.heartbeat_timeout_s
+    assert patience_s > config.engine.health.heartbeat_kill_s + 2
 
 
 @each_container
 def test_the_grace_period_covers_drain_and_end(kind: str) -> None:
     sleep, sleep_s = CONTAINERS[kind]["lifecycle"]["preStop"]["exec"]["command"]
     assert sleep == "sleep"
-    end_s = 2 * core_client._EXIT_WAIT_S + api_server._LAST_ANSWERS_S
+    # The answers of gRPC, if it is on, and then those of HTTP.
+    end_s = CoreOptions().exit_timeout_s + 2 * api_server._LAST_ANSWERS_S
     assert GRACE_S[kind] >= int(sleep_s) + _config(kind).server.drain_timeout_s + end_s
 
 

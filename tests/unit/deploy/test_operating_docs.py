@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from engine.block_manager.layout import Layout
-from engine.config import CacheConfig, SchedulerConfig
+from engine.config import CacheConfig, HealthConfig, SchedulerConfig
 from engine.entrypoints.config import ServerConfig
 from engine.entrypoints.metrics_export import PREFIX, SERVER_METRICS
 from engine.errors import EngineError
@@ -183,7 +183,8 @@ def test_the_deploy_page_gives_the_numbers_of_the_manifests() -> None:
         f"| {liveness['failureThreshold']} failures, {liveness['periodSeconds']} s apart |",
         f"`preStop` sleeps {container['lifecycle']['preStop']['exec']['command'][1]} s.",
         f"`drain_timeout_s` ({ServerConfig().drain_timeout_s:.0f} s)",
-        f"`heartbeat_timeout_s` ({ServerConfig().heartbeat_timeout_s:.0f} s)",
+        f"`heartbeat_timeout_s` ({ServerConfig().heartbeat_timeout_s:g} s)",
+        f"`heartbeat_kill_s` ({HealthConfig().heartbeat_kill_s:g} s)",
         f"`terminationGracePeriodSeconds` is {pod['terminationGracePeriodSeconds']},",
     ):
         assert stated in DEPLOY, stated
