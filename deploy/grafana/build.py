@@ -95,8 +95,12 @@ ROWS = [
         Panel("Queue", "short", "Requests that wait, and those with a piece in a step.",
               [Query(gauge("requests_waiting"), "waiting {{instance}}"),
                Query(gauge("requests_running"), "running {{instance}}")]),
-        Panel("HTTP requests in flight", "short", "Requests that are being answered.",
-              [Query(gauge("http_requests_in_flight"), "{{instance}}")]),
+        Panel("HTTP", "short",
+              "Requests that are being answered, open connections, and connections a second that"
+              " ended because of their client.",
+              [Query(gauge("http_requests_in_flight"), "requests {{instance}}"),
+               Query(gauge("http_connections"), "connections {{instance}}"),
+               Query(rate("http_connection_faults_total", "reason"), "{{reason}} /s")]),
         Panel("Past their deadline", "reqps",
               "admission: refused on arrival; queue: waited too long; launch: late just before its"
               " step.",

@@ -97,6 +97,8 @@ CASES = [
     Case("slow", {'mtserve_request_seconds_bucket{le="0.1"}': "0+5900x120"}, {"MtserveSlow"}),
     Case("400", {'mtserve_http_requests_total{route="rank",status="400"}': "0+400x120"},
          {"MtserveClientErrors"}),
+    Case("connections", {'mtserve_http_connection_faults_total{reason="too_many_connections"}':
+                         "0+10x120"}, {"MtserveConnectionsRefused"}),
     Case("edits", {'mtserve_invalidations_total{reason="diverged"}': "0+700x120"},
          {"MtserveHistoriesDiverge"}),
     Case("dropped", {"mtserve_dropped_tokens_total": "0+300000x120"}, {"MtserveStateDropped"}),
@@ -112,7 +114,7 @@ CASES = [
 
 
 def test_every_alert_says_how_bad_what_and_why() -> None:
-    assert len(RULES) == 20
+    assert len(RULES) == 21
     for name, rule in RULES.items():
         assert re.fullmatch(r"Mtserve[A-Z]\w+", name)
         assert rule["labels"]["severity"] in ("page", "ticket")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from engine.entrypoints.config import ServerConfig
+from engine.entrypoints.config import ConnectionConfig, ServerConfig
 from tests.unit.deploy.served import served
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -54,7 +54,10 @@ def _header(rule: dict[str, Any], value: str | None) -> bool:
     return value is not None and re.fullmatch(pattern, value) is not None
 
 
-RANKING = ("/v1/rank", "/v1/retrieve", "/v2/models/m/infer", "/v2/models/m/versions/1/infer")
+RANKING = (
+    "/v1/rank", "/v1/retrieve", "/v1/users:prefetch",
+    "/v2/models/m/infer", "/v2/models/m/versions/1/infer",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("path", RANKING)
@@ -62,7 +65,7 @@ def test_a_ranking_request_is_hashed_by_its_user(path: str) -> None:
     assert served("POST", path) is not None
     route = _Asked("POST", path, "u1").route()["route"]
     assert route["cluster"] == "mtserve"
-    assert route["hash_policy"] == [{"header": {"header_name": "x-session-id"}}]
+    assert route["hash_policy"] == [{"header": {"header_name": ServerConfig().routing_header}}]
 
 
 @pytest.mark.parametrize("path", RANKING)
@@ -136,7 +139,7 @@ def test_no_status_ejects_a_replica() -> None:
 def test_envoy_closes_idle_connections_before_the_server_does() -> None:
     (options,) = CLUSTER["typed_extension_protocol_options"].values()
     idle = options["common_http_protocol_options"]["idle_timeout"]
-    assert int(idle.removesuffix("s")) < ServerConfig().keep_alive_s
+    assert int(idle.removesuffix("s")) < ConnectionConfig().keep_alive_s
 
 
 def test_a_pod_that_ends_serves_until_envoy_has_noticed() -> None:

@@ -12,6 +12,7 @@ from engine.core_launch import CoreOptions
 from engine.entrypoints import api_server
 from engine.entrypoints.cli import Arguments, serve_config
 from engine.entrypoints.config import ServeConfig
+from engine.entrypoints.routes.routing import Access
 from tests.unit.deploy import promql
 from tests.unit.deploy.served import served
 
@@ -56,6 +57,18 @@ def test_the_arguments_are_flags_of_the_server(kind: str) -> None:
     assert config.engine.cache.host_bytes == 8 * GIB
 
 
+def test_keys_come_from_files_of_a_mounted_secret() -> None:
+    security = _config("kubernetes").server.security
+    files = [Path(name or "") for name in (security.api_key_file, security.admin_api_key_file)]
+    mounts = {mount["mountPath"]: mount for mount in CONTAINERS["kubernetes"]["volumeMounts"]}
+    assert len({*files}) == 2
+    for file in files:
+        mount = mounts[str(file.parent)]
+        (volume,) = [each for each in POD["volumes"] if each["name"] == mount["name"]]
+        assert "secret" in volume
+    assert (security.api_key, security.admin_api_key) == ((), ())
+
+
 @each_container
 def test_probes_ask_routes_that_are_served_on_the_port(kind: str) -> None:
     container = CONTAINERS[kind]
@@ -68,7 +81,9 @@ def test_probes_ask_routes_that_are_served_on_the_port(kind: str) -> None:
     ):
         asked = container[probe]["httpGet"]
         assert (asked["path"], asked["port"] in (port["name"], 8000)) == (path, True)
-        assert served("GET", path) is not None
+        route = served("GET", path)
+        assert route is not None
+        assert route.access is Access.OPEN
 
 
 @each_container
