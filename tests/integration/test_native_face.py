@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.server_process import Reply, ServerProcess, eventually
 
-SMALL = ["--device-pages", "64", "--page-size", "16", "--chunk-size", "64",
+SMALL = ["--allow-small-pool", "--device-pages", "64", "--page-size", "16", "--chunk-size", "64",
          "--host-bytes", "67108864", "--threads", "1"]  # fmt: skip
 HISTORY = list(range(1, 33))
 

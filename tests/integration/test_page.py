@@ -21,7 +21,7 @@ from playwright.sync_api import expect  # noqa: E402
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
-SERVER_FLAGS = ["--page-size", "8", "--chunk-size", "32", "--device-pages", "256"]
+SERVER_FLAGS = ["--page-size", "8", "--chunk-size", "32", "--device-pages", "512"]
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_numbers_follow_the_traffic(page: Page, server: ServerProcess) -> None:
         assert server.post("/v1/rank", body).status == 200
     device = page.locator('#tiers [data-tier="device"]')
     # 65 tokens of a user that was not there lie in 9 pages of 8.
-    expect(device.locator(".note").nth(1)).to_contain_text(f"{tokens_before + 72} of 2,048 tokens")
+    expect(device.locator(".note").nth(1)).to_contain_text(f"{tokens_before + 72} of 4,096 tokens")
     used = server.get("/v1/status").body["device_pages_used"]
     expect(device.locator(".value")).to_have_text(str(used))
     # The second request found 64 of its 65 tokens.
