@@ -1,16 +1,17 @@
 """What a swap of weights does to running requests: no failure, how much latency, how long to warm.
 
-    python benchmarks/swap.py [--rate R] [--seconds S] [--policy lazy|drop|refresh] [--output FILE]
+    python benchmarks/swap.py [--rate R] [--swaps N] [--policy lazy|drop|refresh] [--output FILE]
 
 An engine with its core in a process of its own serves `--users` users in an open loop: requests
 come at a fixed rate whatever the engine does, each user's history grows by a few events a visit.
-After a warm phase of `--seconds`, other weights are loaded beside the running ones, activated, and
-the old ones retired; then the same load goes on for `--seconds`. Steps use one thread, loading uses
-the other core. Latency is measured from the moment a request was due.
+Again and again, `--seconds` apart, other weights are loaded beside the running ones, activated, and
+the old ones retired, while the same load goes on. Steps use one thread, loading uses the other core
+(with the front, the clients and everything else). Latency is measured from the moment a request was
+due.
 
-Reported: failures; p50 and p99 before, during the load, and after the switch; the ratio of p99;
-seconds of load and warm-up; seconds from the switch until the share of history tokens that are
-found is back at nine tenths of what it was.
+Reported: failures; p50 and p99 before, during (first call to last) and after the swaps, and their
+ratios; seconds of load and warm-up; seconds from the switch until the share of history tokens that
+are found is back at nine tenths of what it was.
 """
 
 from __future__ import annotations
@@ -143,70 +144,108 @@ def warm_after_s(load: Load, switch_s: float, stop_s: float, goal: float) -> flo
     return None
 
 
+class Swap(NamedTuple):
+    """Monotonic seconds of one swap, and what the engine said of it."""
+
+    start_s: float
+    loaded_s: float
+    switched_s: float
+    end_s: float
+    load_s: float
+    warm_up_s: float
+    refreshed_users: int
+
+
+async def swap_once(engine: AsyncEngine, number: int, policy: str) -> Swap:
+    """Load weights beside the running ones, activate them, retire the others."""
+    old, new = engine.info.weights_version, f"swap-{number}"
+    start_s = time.monotonic()
+    loaded = await engine.load_weights("odd" if number % 2 else "even", new)
+    loaded_s = time.monotonic()
+    activated = await engine.activate_weights(new, policy=policy)
+    switched_s = time.monotonic()
+    await engine.retire_weights(old)
+    return Swap(
+        start_s, loaded_s, switched_s, time.monotonic(), loaded.load_s, loaded.warm_up_s,
+        activated.refreshed_users,
+    )  # fmt: skip
+
+
 async def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
-    for seed, version in enumerate(("old", "new")):
-        save_random_model(root / version, model_config(version), seed=seed)
+    for seed, folder in enumerate(("even", "odd")):
+        save_random_model(root / folder, model_config(folder), seed=seed)
     engine_config = EngineConfig(
         cache=CacheConfig(device_pages=4096, host_bytes=1 << 28),
         scheduler=SchedulerConfig(max_queue_requests=4096),
         weights=WeightsConfig(refresh_users=options.users if options.policy == "refresh" else 0),
         threads=1,
     )
-    async with AsyncEngine.from_model_dir(root / "old", engine_config) as engine:
+    swaps: list[Swap] = []
+    async with AsyncEngine.from_model_dir(root / "even", engine_config) as engine:
         load = Load(engine, options.users, options.rate)
         sending = asyncio.ensure_future(load.run())
         await asyncio.sleep(options.seconds)
-        start_s = time.monotonic()
-        await asyncio.sleep(options.seconds)
-        load_s = time.monotonic()
-        loaded = await engine.load_weights("new")
-        loaded_s = time.monotonic()
-        activated = await engine.activate_weights("new", policy=options.policy)
-        switch_s = time.monotonic()
-        await engine.retire_weights("old")
-        retired_s = time.monotonic()
+        for number in range(1, options.swaps + 1):
+            await asyncio.sleep(options.seconds)
+            swaps.append(await swap_once(engine, number, options.policy))
         await asyncio.sleep(options.seconds)
         stop_s = time.monotonic()
         sending.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await sending
         await load.finish()
-    before, during = load.between(start_s, load_s), load.between(load_s, retired_s)
-    share = found_share(before)
-    phases = {
-        "before": latencies(before),
-        "during_swap": latencies(during),
-        "second_after": latencies(load.between(retired_s, retired_s + 1.0)),
-        "after": latencies(load.between(retired_s, stop_s)),
-    }
+    return report(load, swaps, options.seconds / 2, stop_s)
+
+
+def report(load: Load, swaps: list[Swap], window_s: float, stop_s: float) -> dict[str, Any]:
+    """Each phase over all swaps; "before" is the second half of the pause before a swap."""
+    phases: dict[str, list[Sample]] = {"before": [], "during_swap": [], "after": []}
+    warm_s, shares = [], []
+    for swap, next_s in zip(swaps, [swap.start_s for swap in swaps[1:]] + [stop_s], strict=True):
+        before = load.between(swap.start_s - window_s, swap.start_s)
+        phases["before"] += before
+        phases["during_swap"] += load.between(swap.start_s, swap.end_s)
+        phases["after"] += load.between(swap.end_s, swap.end_s + window_s)
+        shares.append(found_share(before))
+        warm_s.append(warm_after_s(load, swap.switched_s, next_s, 0.9 * shares[-1]))
+    told = {name: latencies(samples) for name, samples in phases.items()}
+    before_ms, during_ms = told["before"]["p99_ms"], told["during_swap"]["p99_ms"]
     return {
         "failures": load.failures,
-        "phases": phases,
-        "p99_during_over_before": round(
-            phases["during_swap"]["p99_ms"] / phases["before"]["p99_ms"], 3
+        "phases": told,
+        "p99_during_over_before": round(during_ms / before_ms, 3),
+        "p50_during_over_before": round(
+            told["during_swap"]["p50_ms"] / told["before"]["p50_ms"], 3
         ),
-        "load_s": round(loaded.load_s, 3),
-        "warm_up_s": round(loaded.warm_up_s, 3),
-        "load_call_s": round(loaded_s - load_s, 3),
-        "activate_call_s": round(switch_s - loaded_s, 3),
-        "refreshed_users": activated.refreshed_users,
-        "retire_call_s": round(retired_s - switch_s, 3),
-        "found_share_before": round(share, 4),
-        "warm_after_s": warm_after_s(load, switch_s, stop_s, 0.9 * share),
+        "load_s": median([swap.load_s for swap in swaps]),
+        "warm_up_s": median([swap.warm_up_s for swap in swaps]),
+        "load_call_s": median([swap.loaded_s - swap.start_s for swap in swaps]),
+        "activate_call_s": median([swap.switched_s - swap.loaded_s for swap in swaps]),
+        "retire_call_s": median([swap.end_s - swap.switched_s for swap in swaps]),
+        "refreshed_users": swaps[-1].refreshed_users,
+        "found_share_before": median(shares),
+        "warm_after_s": [value if value is None else round(value, 2) for value in warm_s],
     }
+
+
+def median(values: list[float]) -> float:
+    return round(sorted(values)[len(values) // 2], 4)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--users", type=int, default=200)
     parser.add_argument("--rate", type=float, default=40.0, help="requests a second")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each phase")
+    parser.add_argument("--seconds", type=float, default=10.0, help="between swaps")
+    parser.add_argument("--swaps", type=int, default=8)
     parser.add_argument("--policy", choices=["lazy", "drop", "refresh"], default="lazy")
     parser.add_argument("--output")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = asyncio.run(measure(options, Path(folder)))
-    settings = {name: getattr(options, name) for name in ("users", "rate", "seconds", "policy")}
+    settings = {
+        name: getattr(options, name) for name in ("users", "rate", "seconds", "swaps", "policy")
+    }
     write_result(options.output, {"settings": settings, **result})
 
 
