@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,11 @@ from engine.core_parts import ModelLoader, ServedModel, Waker
 from engine.errors import ConfigError, EngineError
 from engine.models.base import Model
 from engine.models.loader import load_catalogue, load_model_dir
+
+_SWITCH_INTERVAL_S = 0.00005
+"""While a model is loaded: a thread of the engine that wants the interpreter, as the device thread
+does after every torch operation, waits that long for the loader at most. Python's own 5 ms made steps many
+times as long."""
 
 _logger = logging.getLogger(__name__)
 
@@ -120,6 +126,8 @@ class _Load:
     def _run(self) -> None:
         torch.set_num_threads(1)
         _lower_own_priority()
+        usual_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         try:
             self._model = self._make()
         except EngineError as error:
@@ -127,6 +135,8 @@ class _Load:
         except Exception as error:
             _logger.exception("could not %s", self._purpose)
             self._error = ConfigError(f"could not {self._purpose}: {type(error).__name__}: {error}")
+        finally:
+            sys.setswitchinterval(usual_s)
         self._wake.set()
 
 
