@@ -22,8 +22,8 @@ from engine.models.base import Model
 from engine.models.loader import load_catalogue, load_model_dir
 
 _SWITCH_INTERVAL_S = 0.00005
-"""While a model is loaded: a thread that serves and wants the interpreter, as the device thread does
-after every torch operation, waits that long for the loader at most (Python's own: 5 ms)."""
+"""While a model is loaded: a thread that serves and wants the interpreter (the device thread does,
+after every torch operation) waits that long for the loader at most. Python's own is 5 ms."""
 
 _logger = logging.getLogger(__name__)
 
