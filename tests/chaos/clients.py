@@ -68,6 +68,7 @@ class Clients:
             action = self._random.choice(_ACTIONS)
             try:
                 await getattr(self, f"_{action}")(user)
+                await asyncio.sleep(0.005)
             except httpx.TimeoutException:
                 self.hanging.append(f"{action} of {user.name}")
             except httpx.TransportError:
