@@ -23,7 +23,7 @@ import numpy as np
 
 from engine.block_manager.accounts import VersionAccounts
 from engine.block_manager.fingerprint import Uint64Array
-from engine.errors import InvariantError
+from engine.transitions import next_state
 from engine.types import Int32Array
 
 
@@ -132,13 +132,8 @@ class UserState:
 
     def fire(self, event: Event) -> None:
         """Take a transition; a pair that is not in the table is a bug (InvariantError)."""
-        after = TRANSITIONS.get((self.residency, event))
-        if after is None:
-            raise InvariantError(
-                f"user {self.key.user_id!r}: no transition for {event.value!r} in state "
-                f"{self.residency.value!r}"
-            )
-        self.residency = after
+        who = f"the state of user {self.key.user_id!r}"
+        self.residency = next_state(TRANSITIONS, self.residency, event, who)
 
     @property
     def is_attached(self) -> bool:

@@ -80,6 +80,7 @@ class NativeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         base_length: Delta request: `history` holds only the events from here on.
         base_fingerprint: Delta request: what an earlier answer's `fingerprint` said.
         ignore_extra: Drop features that the model does not read instead of refusing them.
+        weights_version: One of the loaded versions; the active one when not given.
         request_id: Comes back in the answer; made up when not given.
     """
 
@@ -99,6 +100,7 @@ class NativeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     base_length: int = 0
     base_fingerprint: str = ""
     ignore_extra: bool = False
+    weights_version: str | None = None
     request_id: str | None = None
 
 
@@ -234,6 +236,7 @@ def _decode_request(
         base_length=parsed.base_length,
         base_fingerprint=parsed.base_fingerprint,
         ignore_extra=parsed.ignore_extra,
+        weights_version=parsed.weights_version,
         request_id=parsed.request_id or request_id,
         arrival_s=arrival_s,
     )

@@ -29,10 +29,12 @@ class PrefetchUsers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         users: Their ids.
         namespace: Of all of them.
+        weights_version: Whose state is meant; the active one's when not given.
     """
 
     users: list[str | int]
     namespace: str = ""
+    weights_version: str | None = None
 
 
 class PrefetchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +49,7 @@ class PrefetchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     priority: int = 0
     history_start: int = 0
     ignore_extra: bool = False
+    weights_version: str | None = None
 
 
 class PrefetchRequests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -144,6 +147,7 @@ def _decode_users(
                 task=Task.PREFETCH,
                 user_id=user_id,
                 namespace=parsed.namespace,
+                weights_version=parsed.weights_version,
                 request_id=f"{request_id}.{index}",
                 arrival_s=arrival_s,
             )
@@ -169,6 +173,7 @@ def _decode_history(
         priority=parsed.priority,
         history_start=parsed.history_start,
         ignore_extra=parsed.ignore_extra,
+        weights_version=parsed.weights_version,
         request_id=f"{request_id}.{index}",
         arrival_s=arrival_s,
     )

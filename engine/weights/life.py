@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from engine.errors import InvariantError
+from engine.transitions import next_state
 
 
 class State(Enum):
@@ -42,7 +42,4 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 def fire(state: State, event: Event) -> State:
     """The state after the event; an absent pair is a bug and names both."""
-    try:
-        return TRANSITIONS[state, event]
-    except KeyError:
-        raise InvariantError(f"a weights version in {state.value} cannot {event.value}") from None
+    return next_state(TRANSITIONS, state, event, "a weights version")

@@ -50,10 +50,9 @@ def expected(models):
     return scores
 
 
-def rank(client, user="ann"):
-    answer = client.post(
-        "/v1/rank", json={"user_id": user, "history": HISTORY, "candidates": CANDIDATES}
-    )
+def rank(client, user="ann", **options):
+    body = {"user_id": user, "history": HISTORY, "candidates": CANDIDATES}
+    answer = client.post("/v1/rank", json={**body, **options})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -81,6 +80,7 @@ def test_weights_are_loaded_activated_rolled_back_and_retired(client, expected):
     status = loaded.json()
     assert (status["version"], status["state"], status["share"]) == ("tuesday", "standby", 0.5)
     assert rank(client)["usage"]["weights_version"] == "monday"
+    assert rank(client, weights_version="tuesday")["scores"] == expected["tuesday"]
     assert infer(client, "tuesday").json()["parameters"]["weights_version"] == "tuesday"
     assert client.get("/v2/models/append/versions/tuesday/ready").status_code == 200
     metadata = client.get("/v2/models/append").json()

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "engine"
 # beside it and nothing above. The longest matching name counts.
 LEVELS = [
     {"errors", "metrics", "version"},
-    {"config", "types", "plugins"},
+    {"config", "transitions", "types", "plugins"},
     # Contracts: what a package promises, without the package.
     {"commands", "models.base", "models.config", "attention_backends.base", "transfer.jobs"},
     {"core_watch", "platforms"},

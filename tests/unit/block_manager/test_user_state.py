@@ -31,7 +31,7 @@ def test_fire_follows_the_table_and_refuses_what_is_not_in_it(
         state.fire(event)
         assert state.residency is TRANSITIONS[before, event]
     else:
-        with pytest.raises(InvariantError, match=f"{event.value!r} in state {before.value!r}"):
+        with pytest.raises(InvariantError, match=f"{before.value}, cannot {event.value}"):
             state.fire(event)
         assert state.residency is before
 
