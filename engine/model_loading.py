@@ -80,10 +80,13 @@ class BackgroundLoader(ModelLoader):
                 "with weights_root, the folder that versions are loaded from"
             )
         root = self._root.resolve()
-        directory = (root / path).resolve()
+        try:
+            directory = (root / path).resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle
+            raise ConfigError(f"{path[:200]!r} is no path: {error}") from None
         if not directory.is_relative_to(root):
             raise ConfigError(f"{path} is outside of weights_root={root}: put it below that folder")
-        if not directory.is_dir():
+        if not os.path.isdir(directory):  # never raises, unlike Path.is_dir
             raise ConfigError(f"{directory} is no directory")
         return directory
 
