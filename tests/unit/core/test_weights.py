@@ -111,6 +111,16 @@ def test_shares_always_add_up_to_one():
     assert shares == {"1": 0.75, "2": 0.25}
 
 
+def test_version_with_next_to_no_share_gets_all_of_it_when_it_is_alone():
+    core = CoreUnderTest()
+    core.load("2", share=1e-17)
+    core.command("switch", ActivateWeights(version="2"))
+    core.command("retire", RetireWeights(version="1"))
+    core.step()
+    assert core.result("retire").version == "1"
+    assert list_of(core)["2"].share == 1.0
+
+
 # Which version a request takes
 
 
@@ -394,6 +404,22 @@ def test_requests_queued_before_a_reset_share_no_state():
     core.settle()
     assert core.hits(request_id) == (0, 0, 16)
     assert core.lengths("ann") is None
+
+
+@pytest.mark.parametrize(("limit", "num_listed"), [(0, 0), (1, 1), (2**64 - 1, 2)])
+def test_user_list_is_cut_at_any_limit(limit, num_listed):
+    core = CoreUnderTest()
+    for user in ("ann", "bob"):
+        core_served(core, user)
+    core.command("users", ListUsers(limit=limit))
+    listed = core.result("users")
+    assert (len(listed.states), listed.total) == (num_listed, 2)
+
+
+def test_user_list_with_a_negative_limit_is_refused():
+    core = CoreUnderTest()
+    core.command("users", ListUsers(limit=-1))
+    assert "limit is -1" in core.replies["users"].error.message
 
 
 def test_users_are_listed_last_used_first():
