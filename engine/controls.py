@@ -146,7 +146,7 @@ class Controls:
 
     def _forget(self, command: ForgetUser) -> Attempt:
         namespace, user_id = command.namespace, command.user_id
-        self._changes.histories.forget(namespace, user_id)
+        self._changes.forget(namespace, user_id)
         for loaded in self._versions:
             line = Line(namespace, user_id, loaded.name)
             _leave_states(entry for entry in self._core.unfinished() if entry.line == line)
@@ -155,7 +155,7 @@ class Controls:
         return lambda: removed if ticket.is_done() else None
 
     def _reset(self) -> Attempt:
-        self._changes.histories.clear()
+        self._changes.forget_all()
         _leave_states(self._core.unfinished())
         ticket = self._manager.reset()
         removed = CacheReset(

@@ -120,7 +120,8 @@ class EngineCore:
         except EngineError as error:
             self._emit_error(request, error)
             return
-        self._changes.histories.note(request)
+        if request.request_id not in self._own:
+            self._changes.note(request)
         self._yield_to(entry)
         self._live[request.request_id] = entry
         version.num_bound += 1

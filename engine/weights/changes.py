@@ -49,11 +49,7 @@ class ChangedCore(Protocol):
 
 
 class WeightsChanges:
-    """Owned by the core thread.
-
-    Attributes:
-        histories: What a refresh can compute.
-    """
+    """Owned by the core thread."""
 
     def __init__(
         self,
@@ -72,7 +68,27 @@ class WeightsChanges:
         self._loader = loader
         self._metrics = metrics
         self._clock = clock
-        self.histories = Histories(config.refresh_users)
+        self._histories = Histories(config.refresh_users)
+        self._refreshes: list[Refresh] = []
+
+    # Histories, which a refresh computes
+
+    def note(self, request: Request) -> None:
+        """Keep the history of an admitted request of a client."""
+        self._histories.note(request)
+
+    def forget(self, namespace: str, user_id: str) -> None:
+        """Drop what is kept of a user, also from refreshes under way."""
+        self._histories.forget(namespace, user_id)
+        for refresh in self._refreshes:
+            refresh.leave_out((namespace, user_id))
+
+    def forget_all(self) -> None:
+        self._histories.clear()
+        for refresh in self._refreshes:
+            refresh.leave_out_all()
+
+    # Commands
 
     def list(self) -> WeightsList:
         """All loaded versions."""
@@ -138,9 +154,10 @@ class WeightsChanges:
         refresh: Refresh | None = None
         if command.policy == "refresh" and loaded is not self._versions.active:
             refresh = Refresh(
-                self.histories.newest_first(), loaded.name, command.budget_s, self._core,
+                self._histories.newest_first(), loaded.name, command.budget_s, self._core,
                 self._clock,
             )  # fmt: skip
+            self._refreshes.append(refresh)
 
         previous: LoadedVersion | None = None
         removal: StateRemoval | None = None
@@ -148,8 +165,10 @@ class WeightsChanges:
         def attempt() -> VersionActivated | None:
             nonlocal previous, removal
             if previous is None:
-                if refresh is not None and not refresh.advance():
-                    return None
+                if refresh is not None:
+                    if not refresh.advance():
+                        return None
+                    self._refreshes.remove(refresh)
                 previous = self._switch(self._usable(command.version))
                 if command.policy == "drop" and previous is not self._versions.active:
                     removal = StateRemoval(previous.name, self._manager)

@@ -273,6 +273,45 @@ def test_histories_of_forgotten_users_are_not_kept():
     assert core.lengths("ann", version="2") is None
 
 
+@pytest.mark.parametrize(
+    ("command", "num_left"), [(ForgetUser(namespace="", user_id="ann"), 2), (ResetCache(), 0)]
+)
+def test_users_forgotten_during_a_refresh_are_not_computed_again(command, num_left):
+    core = refreshing_core(["ann", "bob", "cid"])  # cid and bob are computed first
+    core.command("switch", ActivateWeights(version="2", policy="refresh"))
+    core.steps()
+    core.command("remove", command)
+    core.settle()
+    assert core.result("switch") is not None
+    assert core.lengths("ann", version="2") is None
+    assert core.core.usage().num_users == 2 * num_left
+    core.command("back", ActivateWeights(version="1", policy="refresh"))
+    core.settle()
+    assert core.result("back").refreshed_users == num_left
+
+
+def test_refresh_leaves_the_order_of_users_as_it_was():
+    core = refreshing_core(["ann", "bob", "cid"])
+    core.command("switch", ActivateWeights(version="2", policy="refresh"))
+    core.settle()
+    core.command("back", ActivateWeights(version="1", policy="refresh"))
+    core_served(core, "dot")
+    core.command("again", ActivateWeights(version="2", policy="refresh"))
+    core.settle()
+    core.command("forget", ForgetUser(namespace="", user_id="dot"))
+    core.command("last", ActivateWeights(version="1", policy="refresh"))
+    core.settle()
+    assert core.lengths("cid", version="1") == (8, 8)
+
+
+def test_request_with_an_id_like_a_refresh_gets_its_own_outcome():
+    core = refreshing_core(["ann", "bob", "cid"])
+    core.command("switch", ActivateWeights(version="2", policy="refresh"))
+    core.steps()
+    own = [entry.request.request_id for entry in core.core.unfinished()]
+    assert len(own) == 2 and not any(request_id[-1].isdigit() for request_id in own)
+
+
 # Retiring
 
 
