@@ -290,18 +290,18 @@ def test_users_forgotten_during_a_refresh_are_not_computed_again(command, num_le
     assert core.result("back").refreshed_users == num_left
 
 
-def test_refresh_leaves_the_order_of_users_as_it_was():
+def test_user_seen_last_stays_so_after_a_refresh():
     core = refreshing_core(["ann", "bob", "cid"])
     core.command("switch", ActivateWeights(version="2", policy="refresh"))
     core.settle()
-    core.command("back", ActivateWeights(version="1", policy="refresh"))
     core_served(core, "dot")
-    core.command("again", ActivateWeights(version="2", policy="refresh"))
+    core.command("retire", RetireWeights(version="1"))
+    core.step()
+    core.load("3")
+    core.command("again", ActivateWeights(version="3", policy="refresh"))
     core.settle()
-    core.command("forget", ForgetUser(namespace="", user_id="dot"))
-    core.command("last", ActivateWeights(version="1", policy="refresh"))
-    core.settle()
-    assert core.lengths("cid", version="1") == (8, 8)
+    assert core.lengths("ann", version="3") is None
+    assert core.lengths("cid", version="3") == (8, 8)
 
 
 def test_request_with_an_id_like_a_refresh_gets_its_own_outcome():
