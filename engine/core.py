@@ -131,8 +131,14 @@ class EngineCore:
     def _yield_to(self, entry: ScheduledRequest) -> None:
         """A client's request does not stand in line behind the engine's own for the same user."""
         for other in self._queue.unfinished_of(entry.line):
-            if other.request.request_id in self._own and other.state is State.WAITING:
-                self.give_up(other, Cancelled("a request of the same user came"))
+            if self._is_own(other) and other.state is State.WAITING:
+                self._step_aside(other)
+
+    def _is_own(self, entry: ScheduledRequest) -> bool:
+        return entry.request.request_id in self._own
+
+    def _step_aside(self, entry: ScheduledRequest) -> None:
+        self.give_up(entry, Cancelled("a request of the same user came"))
 
     def submit_own(self, request: Request, listener: Callable[[Outcome], None]) -> None:
         """Submit a request that no client sent; the listener is told its outcome."""
@@ -484,6 +490,8 @@ class EngineCore:
             entry.make_transient()
         self._has_news = True
         self._queue.put(entry)
+        if self._is_own(entry) and len(self._queue.unfinished_of(entry.line)) > 1:
+            self._step_aside(entry)
 
     # Ends of requests
 

@@ -273,6 +273,21 @@ def test_histories_of_forgotten_users_are_not_kept():
     assert core.lengths("ann", version="2") is None
 
 
+def test_request_of_a_user_waits_for_one_piece_of_its_refresh_at_most():
+    core = CoreUnderTest(
+        weights=WeightsConfig(refresh_users=1), max_batch_tokens=8, max_batch_requests=1
+    )
+    core_served(core, "ann", 40)
+    core.load("2")
+    core.command("switch", ActivateWeights(version="2", policy="refresh"))
+    core.steps()
+    request_id = core.rank("ann", 40, weights_version="2")
+    others = [core.rank(user, 40) for user in ("bob", "cid", "dot", "eve")]
+    core.settle()
+    assert not core.core.unfinished() and core.result("switch").refreshed_users == 0
+    assert core.outcome_order.index(request_id) < core.outcome_order.index(others[-1])
+
+
 @pytest.mark.parametrize(
     ("command", "num_left"), [(ForgetUser(namespace="", user_id="ann"), 2), (ResetCache(), 0)]
 )
