@@ -118,6 +118,7 @@ class WeightsChanges:
                 model = loading()
                 if model is None:
                     return None
+                self._check_place(model.info.weights_version)  # another load may have ended first
                 loaded = self._versions.add(model, share=share, canary=canary)
             self._manager.set_quotas(self._versions.quotas())
             self._metrics.add("weights_changes_total", 1, "loaded")
@@ -128,6 +129,7 @@ class WeightsChanges:
     def _check_place(self, name: str | None) -> None:
         """Raise ConfigError if no version can be added, or none of that name."""
         limit, count = self._config.max_weights_versions, len(self._versions)
+        num_pages = self._manager.num_pages
         if name is not None and name in self._versions:
             raise ConfigError(f"weights version {name!r} is loaded already: give another name")
         if count >= limit:
@@ -135,6 +137,13 @@ class WeightsChanges:
                 f"{count} weights versions are loaded, the limit is max_weights_versions={limit}: "
                 "retire one first, or raise the limit",
                 limit=limit,
+                value=count,
+            )
+        if count >= num_pages:
+            raise ConfigError(
+                f"{count} weights versions are loaded, and each needs a page of device_pages="
+                f"{num_pages}: retire one first, or raise device_pages",
+                limit=num_pages,
                 value=count,
             )
 

@@ -99,6 +99,26 @@ def test_no_more_versions_than_allowed():
     assert (error.limit, error.value) == (2, 2)
 
 
+def test_pool_without_a_page_for_each_version_takes_no_more_of_them():
+    core = CoreUnderTest(pages=1, tiers="device")
+    core.command("second", LoadWeights(path="2"))
+    assert "device_pages=1" in core.replies["second"].error.message
+    assert core.loader.running is None
+
+
+@pytest.mark.parametrize(("other", "part"), [("3", "max_weights_versions=2"), ("2", "already")])
+def test_load_that_ends_after_another_took_its_place_fails(other, part):
+    core = CoreUnderTest()
+    core.core.run("first", LoadWeights(path="a"))
+    core.loader.end(core.served_model("2"))  # the core has not looked yet
+    core.core.run("second", LoadWeights(path="b"))
+    core.loader.end(core.served_model(other))
+    core.step()
+    assert core.result("first").status.version == "2"
+    assert part in core.replies["second"].error.message
+    assert list(list_of(core)) == ["1", "2"]
+
+
 def test_shares_always_add_up_to_one():
     core = CoreUnderTest(weights=WeightsConfig(max_weights_versions=3))
     core.load("2", share=0.25)
@@ -384,6 +404,29 @@ def test_version_below_its_quota_is_not_robbed():
     for user in ("bob", "cid", "dot"):
         core_served(core, user, 24, weights_version="2")
     assert core.lengths("ann", version="1")[0] == 24
+
+
+def test_quotas_of_any_shares_fit_into_the_pool():
+    core = CoreUnderTest(pages=16, weights=WeightsConfig(max_weights_versions=3))
+    core.load("2", share=0.01)
+    core.load("3", share=1e-15)
+    for user in range(20):
+        core_served(core, f"a{user}", 4)
+    for version in ("2", "3"):
+        assert version_of(core, core_served(core, "ann", 4, weights_version=version)) == version
+
+
+def test_version_above_its_quota_does_not_keep_pages_from_another_for_ever():
+    core = CoreUnderTest(pages=8, tiers="device", max_batch_requests=3)
+    core.load("2", share=0.75)
+    for user in range(9):
+        core.rank(f"a{user}", 4)
+    large = core.rank("ann", 24, weights_version="2")
+    for user in range(9, 60):  # there are always three more, younger ones
+        core.rank(f"a{user}", 4)
+    core.settle()
+    assert core.outcome_order.index(large) < 20
+    assert len(core.outcomes) == 61
 
 
 def test_can_never_fit_is_measured_against_the_quota():
