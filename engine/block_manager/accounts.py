@@ -114,8 +114,8 @@ class Ledger:
         """Replace all quotas: weights version -> share of both pools, in (0, 1], together <= 1.
 
         Rounded down to whole pages and chunks, at least one page, which the largest quotas give:
-        together they fit into the pools. An empty mapping: no quotas. Raises InvariantError and
-        changes nothing when a share is out of range, or there are fewer pages than versions.
+        together they fit into the pools, if there is a page for each version. An empty mapping: no
+        quotas. Raises InvariantError and changes nothing when a share is out of range.
         """
         for version, share in shares.items():
             if not 0 < share <= 1:
@@ -135,13 +135,12 @@ class Ledger:
             self._apply_quota(accounts)
 
     def _whole_pages(self, shares: Mapping[str, float]) -> dict[str, int]:
-        if len(shares) > self._num_pages:
-            raise InvariantError(f"{self._num_pages} pages for {len(shares)} versions")
         pages = {
             version: max(1, int(share * self._num_pages + _ROUNDING))
             for version, share in shares.items()
         }
-        while sum(pages.values()) > self._num_pages:
+        surplus = sum(pages.values()) - max(self._num_pages, len(pages))
+        for _ in range(surplus):
             pages[max(pages, key=pages.__getitem__)] -= 1
         return pages
 
