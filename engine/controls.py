@@ -75,6 +75,7 @@ class Controls:
         self._outbox = outbox
         self._clock = clock
         self._open: list[_Open] = []
+        self._announced = versions.served
 
     @property
     def is_idle(self) -> bool:
@@ -166,12 +167,15 @@ class Controls:
         return lambda: removed if ticket.is_done() else None
 
     def _announcing(self, attempt: Attempt) -> Attempt:
-        """The same, and what requests may name is said before the reply."""
+        """The same, and what requests may name is said as soon as it changes, and before the
+        reply."""
 
         def announce() -> Result | None:
             result = attempt()
-            if result is not None:
-                self._outbox.append(self._versions.served)
+            served = self._versions.served
+            if result is not None or served != self._announced:
+                self._announced = served
+                self._outbox.append(served)
             return result
 
         return announce

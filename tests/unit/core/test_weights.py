@@ -369,6 +369,18 @@ def test_retire_waits_for_bound_requests_and_refuses_new_ones():
     core.assert_everything_comes_back()
 
 
+def test_front_is_told_at_once_that_a_version_takes_no_more_requests():
+    core = core_with_two(max_batch_tokens=8)
+    core.rank("ann", 20, weights_version="2")
+    core.steps()
+    core.command("retire", RetireWeights(version="2"))
+    assert core.result("retire") is None
+    assert core.announced[-1].versions == ("1",)
+    num_announced = len(core.announced)
+    core.steps()
+    assert len(core.announced) == num_announced
+
+
 def test_retire_can_fail_bound_requests():
     core = core_with_two(max_batch_tokens=8)
     waiting = [core.rank(user, 20, weights_version="2") for user in ("ann", "bob")]
