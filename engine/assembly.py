@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,47 +135,48 @@ def build_core(
     pools = KvPools(spec, cache.page_size, cache.device_pages, scratch_pages, cache.poison)
     host_bytes = cache.host_bytes if cache.tiers == "tiered" else 0
     arena = HostArena.within(host_bytes, pools, cache.chunk_size)
-    wake, metrics = Wake(), Metrics()
-    copies = make_copy_engine(config.transfer.workers, pools, arena, wake, hooks.clock)
-    if hooks.wrap_copies is not None:
-        copies = hooks.wrap_copies(copies)
-    # Without a device thread the caller waits for every step anyhow: nothing is to be gained.
-    warms_up = config.warm_up and hooks.uses_device_thread
-    server = ModelServer(config, pools, copies, hooks.clock, warms_up=warms_up)
-    try:
+    with ExitStack() as undo:
+        wake, metrics = Wake(), Metrics()
+        undo.callback(wake.close)
+        copies = make_copy_engine(config.transfer.workers, pools, arena, wake, hooks.clock)
+        if hooks.wrap_copies is not None:
+            copies = hooks.wrap_copies(copies)
+        undo.callback(copies.close)
+        # Without a device thread the caller waits for every step anyhow: nothing is to be gained.
+        warms_up = config.warm_up and hooks.uses_device_thread
+        server = ModelServer(config, pools, copies, hooks.clock, warms_up=warms_up)
         served = server.serve(model, is_random=is_random)
-    except BaseException:
-        copies.close()
-        raise
-    _tell_sizes(config, pools, arena, copies)
-    manager = BlockManager(
-        num_pages=cache.device_pages,
-        page_size=cache.page_size,
-        num_chunks=arena.num_chunks,
-        pages_per_chunk=arena.pages_per_chunk,
-        copies=copies,
-        metrics=metrics,
-        eviction_policy=cache.eviction_policy,
-        page_bytes_all_layers=pools.page_bytes * spec.num_layers,
-        clock=hooks.clock,
-        on_pages_freed=pools.poison_pages if cache.poison else None,
-    )
-    executor_type = DeviceExecutor if hooks.uses_device_thread else InlineExecutor
-    if config.weights.weights_root is not None:
-        weights_root = Path(config.weights.weights_root)
-    parts = CoreParts(
-        config=config,
-        served=served,
-        loader=BackgroundLoader(weights_root, server.serve, wake),
-        manager=manager,
-        copies=copies,
-        executor=executor_type(wake, config.threads),
-        wake=wake,
-        metrics=metrics,
-        clock=hooks.clock,
-        observer=hooks.observer,
-    )
-    return EngineCore(parts)
+        _tell_sizes(config, pools, arena, copies)
+        manager = BlockManager(
+            num_pages=cache.device_pages,
+            page_size=cache.page_size,
+            num_chunks=arena.num_chunks,
+            pages_per_chunk=arena.pages_per_chunk,
+            copies=copies,
+            metrics=metrics,
+            eviction_policy=cache.eviction_policy,
+            page_bytes_all_layers=pools.page_bytes * spec.num_layers,
+            clock=hooks.clock,
+            on_pages_freed=pools.poison_pages if cache.poison else None,
+        )
+        executor_type = DeviceExecutor if hooks.uses_device_thread else InlineExecutor
+        if config.weights.weights_root is not None:
+            weights_root = Path(config.weights.weights_root)
+        parts = CoreParts(
+            config=config,
+            served=served,
+            loader=BackgroundLoader(weights_root, server.serve, wake),
+            manager=manager,
+            copies=copies,
+            executor=executor_type(wake, config.threads),
+            wake=wake,
+            metrics=metrics,
+            clock=hooks.clock,
+            observer=hooks.observer,
+        )
+        core = EngineCore(parts)
+        undo.pop_all()
+        return core
 
 
 def core_from_model_dir(

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from engine.errors import ErrorRecord
+from engine.errors import ErrorRecord, InvalidRequest
 from engine.types import CoreStats, ModelInfo, Outcome
 
 RefreshPolicy: TypeAlias = Literal["lazy", "drop", "refresh"]
@@ -116,6 +116,15 @@ Command: TypeAlias = (
     | ListWeights
     | LoadCatalogue
 )
+
+
+def check_types(command: Command) -> None:
+    """Raise InvalidRequest unless the command's values have the declared types, which a host's code
+    may get wrong: to a core such a message is one of another program, and it ends."""
+    try:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(command), type=type(command))
+    except (msgspec.ValidationError, OverflowError, TypeError, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"{type(command).__name__} cannot be sent: {error}") from None
 
 
 class _Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):

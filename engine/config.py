@@ -209,3 +209,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         require(self.threads >= 0, f"threads is {self.threads}: give 0 (automatic) or more")
+        longest_s, watchdog_s = self.transfer.copy_timeout_s, self.health.watchdog_s
+        require(
+            watchdog_s == 0 or longest_s < watchdog_s,
+            f"copy_timeout_s is {longest_s}: a step may wait that long for a copy, but counts as "
+            f"hung after watchdog_s={watchdog_s:g}; give less, or more to watchdog_s",
+        )

@@ -75,6 +75,7 @@ class Controls:
         self._outbox = outbox
         self._clock = clock
         self._open: list[_Open] = []
+        self._announced = versions.served
 
     @property
     def is_idle(self) -> bool:
@@ -146,7 +147,7 @@ class Controls:
 
     def _forget(self, command: ForgetUser) -> Attempt:
         namespace, user_id = command.namespace, command.user_id
-        self._changes.histories.forget(namespace, user_id)
+        self._changes.forget(namespace, user_id)
         for loaded in self._versions:
             line = Line(namespace, user_id, loaded.name)
             _leave_states(entry for entry in self._core.unfinished() if entry.line == line)
@@ -155,7 +156,7 @@ class Controls:
         return lambda: removed if ticket.is_done() else None
 
     def _reset(self) -> Attempt:
-        self._changes.histories.clear()
+        self._changes.forget_all()
         _leave_states(self._core.unfinished())
         ticket = self._manager.reset()
         removed = CacheReset(
@@ -166,12 +167,15 @@ class Controls:
         return lambda: removed if ticket.is_done() else None
 
     def _announcing(self, attempt: Attempt) -> Attempt:
-        """The same, and what requests may name is said before the reply."""
+        """The same, and what requests may name is said as soon as it changes, and before the
+        reply."""
 
         def announce() -> Result | None:
             result = attempt()
-            if result is not None:
-                self._outbox.append(self._versions.served)
+            served = self._versions.served
+            if result is not None or served != self._announced:
+                self._announced = served
+                self._outbox.append(served)
             return result
 
         return announce

@@ -65,7 +65,10 @@ class EngineCore:
         self.wake = parts.wake
         self.metrics = parts.metrics
         self.config = config
-        self._parts = parts
+        self._executor = parts.executor
+        self._copies = parts.copies
+        self._loader = parts.loader
+        self._observer = parts.observer
         self._config = config
         self._manager = parts.manager
         self._clock = parts.clock
@@ -120,7 +123,8 @@ class EngineCore:
         except EngineError as error:
             self._emit_error(request, error)
             return
-        self._changes.histories.note(request)
+        if request.request_id not in self._own:
+            self._changes.note(request)
         self._yield_to(entry)
         self._live[request.request_id] = entry
         version.num_bound += 1
@@ -130,8 +134,14 @@ class EngineCore:
     def _yield_to(self, entry: ScheduledRequest) -> None:
         """A client's request does not stand in line behind the engine's own for the same user."""
         for other in self._queue.unfinished_of(entry.line):
-            if other.request.request_id in self._own and other.state is State.WAITING:
-                self.give_up(other, Cancelled("a request of the same user came"))
+            if self._is_own(other) and other.state is State.WAITING:
+                self._step_aside(other)
+
+    def _is_own(self, entry: ScheduledRequest) -> bool:
+        return entry.request.request_id in self._own
+
+    def _step_aside(self, entry: ScheduledRequest) -> None:
+        self.give_up(entry, Cancelled("a request of the same user came"))
 
     def submit_own(self, request: Request, listener: Callable[[Outcome], None]) -> None:
         """Submit a request that no client sent; the listener is told its outcome."""
@@ -213,7 +223,7 @@ class EngineCore:
         self.wake.clear()
         has_progress = self._collect_copies()
         self._has_news |= has_progress
-        completed = self._parts.executor.done()
+        completed = self._executor.done()
         if completed is not None:
             step, self._running = self._running, None
             result = completed.result()
@@ -239,9 +249,9 @@ class EngineCore:
     def close(self) -> None:
         """Stop the device thread and the copy workers. Unfinished requests are answered first."""
         self.abort(EngineDead("the engine was closed"))
-        self._parts.loader.close()
-        self._parts.executor.close()
-        self._parts.copies.close()
+        self._loader.close()
+        self._executor.close()
+        self._copies.close()
         self.wake.close()
 
     def describe(self) -> str:
@@ -330,7 +340,7 @@ class EngineCore:
 
     def _submit_copy(self, job: CopyJob, now_s: float) -> None:
         job.started_s = now_s
-        self._parts.copies.submit(job)
+        self._copies.submit(job)
 
     def _launch(self) -> bool:
         """Start the upcoming step if the device is free."""
@@ -351,7 +361,7 @@ class EngineCore:
         self._running, self._running_since_s = step, self._clock()
         self._num_steps += 1
         self._trace("launch", step.number)
-        self._parts.executor.submit(
+        self._executor.submit(
             lambda: runner.run(works, scratch=step.is_scratch, copy_deadline_s=copy_deadline_s)
         )
         return True
@@ -405,7 +415,7 @@ class EngineCore:
     # What has ended
 
     def _collect_copies(self) -> bool:
-        events = self._parts.copies.poll()
+        events = self._copies.poll()
         for progress in events:
             self._note_copy(progress)
             self._manager.copy_progress(progress)
@@ -483,6 +493,8 @@ class EngineCore:
             entry.make_transient()
         self._has_news = True
         self._queue.put(entry)
+        if self._is_own(entry) and len(self._queue.unfinished_of(entry.line)) > 1:
+            self._step_aside(entry)
 
     # Ends of requests
 
@@ -549,8 +561,8 @@ class EngineCore:
             listener(outcome)
 
     def _trace(self, kind: str, step_number: int) -> None:
-        if self._parts.observer is not None:
-            self._parts.observer(TraceEvent(kind, step_number, self._clock()))
+        if self._observer is not None:
+            self._observer(TraceEvent(kind, step_number, self._clock()))
 
 
 def _onload(piece: Piece) -> CopyJob | None:

@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from engine.commands import Command, Reply, Result, ServedWeights, Statistics
+from engine.commands import Command, Reply, Result, ServedWeights, Statistics, check_types
 from engine.config import EngineConfig
 from engine.core_launch import CoreOptions, LaunchedCore, launch_core
 from engine.core_watch import SilenceWatch
@@ -310,6 +310,7 @@ class CoreClient:
         """What a command gives. Raises the EngineError that it ended with.
 
         The core goes on with a command whose caller is cancelled."""
+        check_types(command)
         if self.phase not in (Phase.SERVING, Phase.DRAINING):
             raise self.refusal()
         ticket = f"c{next(self._numbers)}"

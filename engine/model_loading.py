@@ -80,10 +80,13 @@ class BackgroundLoader(ModelLoader):
                 "with weights_root, the folder that versions are loaded from"
             )
         root = self._root.resolve()
-        directory = (root / path).resolve()
+        try:
+            directory = (root / path).resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle
+            raise ConfigError(f"{path[:200]!r} is no path: {error}") from None
         if not directory.is_relative_to(root):
             raise ConfigError(f"{path} is outside of weights_root={root}: put it below that folder")
-        if not directory.is_dir():
+        if not os.path.isdir(directory):  # never raises, unlike Path.is_dir
             raise ConfigError(f"{directory} is no directory")
         return directory
 
@@ -97,45 +100,51 @@ class BackgroundLoader(ModelLoader):
 
 
 class _Load:
-    """One load: a thread, then a model or an error."""
+    """One load: a thread, then a model or an error, which is handed over and not kept."""
 
     def __init__(self, make: Callable[[], ServedModel], purpose: str, wake: Waker) -> None:
-        self._make = make
         self._purpose = purpose
         self._wake = wake
-        self._model: ServedModel | None = None
-        self._error: EngineError | None = None
-        self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
+        self._outcome: ServedModel | EngineError | None = None
+        self._is_running = True
+        self._thread = threading.Thread(
+            target=self._run, args=(make,), name="model-loader", daemon=True
+        )
         self._thread.start()
 
     @property
     def is_running(self) -> bool:
         """There is neither a model nor an error yet. (The thread may outlive that a moment.)"""
-        return self._model is None and self._error is None
+        return self._is_running
 
     def join(self) -> None:
         self._thread.join()
 
     def result(self) -> ServedModel | None:
-        """The model, or None while it is being made; raises what went wrong."""
-        if self._error is not None:
-            raise self._error
-        return self._model
+        """The model, once, or None while it is being made; raises what went wrong."""
+        if self._is_running:
+            return None
+        outcome, self._outcome = self._outcome, None
+        if isinstance(outcome, EngineError):
+            raise outcome
+        return outcome
 
-    def _run(self) -> None:
+    def _run(self, make: Callable[[], ServedModel]) -> None:
         torch.set_num_threads(1)
         _lower_own_priority()
         usual_s = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         try:
-            self._model = self._make()
+            self._outcome = make()
         except EngineError as error:
-            self._error = error
-        except Exception as error:
+            self._outcome = error
+        except BaseException as error:  # also what a plug-in raises to exit: every load ends
             _logger.exception("could not %s", self._purpose)
-            self._error = ConfigError(f"could not {self._purpose}: {type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            self._outcome = ConfigError(f"could not {self._purpose}: {reason}")
         finally:
             sys.setswitchinterval(usual_s)
+        self._is_running = False
         self._wake.set()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.block_manager.manager import BlockManager
 from engine.block_manager.user_state import UserKey
 from engine.commands import DescribeUser, ListUsers, UserList, UserState, UserStatus
+from engine.errors import InvalidRequest
 from engine.weights.versions import Versions
 
 
@@ -38,8 +39,11 @@ def describe_user(
 
 
 def list_users(command: ListUsers, manager: BlockManager, now_s: float) -> UserList:
-    """The states used last; without fingerprints."""
-    summaries = manager.users(command.limit, tier=command.tier)
+    """The states used last; without fingerprints. Raises InvalidRequest for a negative limit."""
+    if command.limit < 0:
+        raise InvalidRequest(f"limit is {command.limit}: give 0 or more", value=command.limit)
+    num_users = manager.usage().num_users
+    summaries = manager.users(min(command.limit, num_users), tier=command.tier)
     states = [
         UserState(
             namespace=summary.namespace,
@@ -55,4 +59,4 @@ def list_users(command: ListUsers, manager: BlockManager, now_s: float) -> UserL
         )
         for summary in summaries
     ]
-    return UserList(states=tuple(states), total=manager.usage().num_users)
+    return UserList(states=tuple(states), total=num_users)

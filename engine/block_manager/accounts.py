@@ -113,8 +113,9 @@ class Ledger:
     def set_quotas(self, shares: Mapping[str, float]) -> None:
         """Replace all quotas: weights version -> share of both pools, in (0, 1], together <= 1.
 
-        Rounded down to whole pages and chunks, at least one page. An empty mapping: no quotas.
-        Raises InvariantError and changes nothing when a share is out of range.
+        Rounded down to whole pages and chunks, at least one page, which the largest quotas give:
+        together they fit into the pools, if there is a page for each version. An empty mapping: no
+        quotas. Raises InvariantError and changes nothing when a share is out of range.
         """
         for version, share in shares.items():
             if not 0 < share <= 1:
@@ -122,11 +123,9 @@ class Ledger:
         total = sum(shares.values())
         if total > 1 + _ROUNDING:
             raise InvariantError(f"the shares of {', '.join(shares)} add up to {total}, above 1")
+        pages = self._whole_pages(shares)
         self._quotas = {
-            version: Quota(
-                pages=max(1, int(share * self._num_pages + _ROUNDING)),
-                chunks=int(share * self._num_chunks + _ROUNDING),
-            )
+            version: Quota(pages=pages[version], chunks=int(share * self._num_chunks + _ROUNDING))
             for version, share in shares.items()
         }
         self.close_unused()
@@ -134,6 +133,16 @@ class Ledger:
             self.of(version)
         for accounts in self:
             self._apply_quota(accounts)
+
+    def _whole_pages(self, shares: Mapping[str, float]) -> dict[str, int]:
+        pages = {
+            version: max(1, int(share * self._num_pages + _ROUNDING))
+            for version, share in shares.items()
+        }
+        surplus = sum(pages.values()) - max(self._num_pages, len(pages))
+        for _ in range(surplus):
+            pages[max(pages, key=pages.__getitem__)] -= 1
+        return pages
 
     def _apply_quota(self, accounts: VersionAccounts) -> None:
         quota = self.quota_of(accounts.version)

@@ -112,6 +112,10 @@ class BlockManager:
         limit = self._tiers.pages.size if quota is None else quota.pages
         return self._layout.pages_for(tokens) <= limit
 
+    def is_above_quota(self, version: str) -> bool:
+        """Whether the version uses more pages than its quota (without quotas: any at all)."""
+        return self._tiers.ledger.of(version).device.excess > 0
+
     # Look-up and planning.
 
     def lookup(self, key: UserKey, chain: HashChain) -> Lookup:

@@ -14,6 +14,7 @@ import msgspec
 from engine.config import require
 
 _MAX_LAYERS = 1024
+_MAX_NAME = 256
 _MAX_WINDOW = (1 << 31) - 1
 
 
@@ -325,6 +326,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             require(
                 bool(value) and "/" not in value,
                 f"{name} is {value!r}: give a text without /, it is part of paths",
+            )
+            require(
+                value.isprintable() and len(value) <= _MAX_NAME,
+                f"{name} is {value!r:.60}: give at most {_MAX_NAME} printable characters",
             )
         require(
             inputs.tokens_per_event == 1 or not layers.relative_bias,

@@ -107,12 +107,15 @@ class Scheduler:
         blocked: Collection[str],
     ) -> bool:
         """It is the first of its line, which has no piece in flight; its version is the step's;
-        and no older request of its version, passed over once before, lacks space again."""
+        and where an older request, passed over once before, lacks space again, it is not of that
+        request's version, nor of one that uses more than its quota: pieces of such a version would
+        hold the pages that are missing, step after step."""
         if entry.line in busy or not self._queue.is_first_in_line(entry):
             return False
         if upcoming.pieces and upcoming.version is not entry.version:
             return False
-        return entry.version.name not in blocked
+        version = entry.version.name
+        return not blocked or (version not in blocked and not self._manager.is_above_quota(version))
 
     def _take(self, entry: ScheduledRequest, now_s: float) -> None:
         self._queue.take(entry)

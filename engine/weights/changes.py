@@ -49,11 +49,7 @@ class ChangedCore(Protocol):
 
 
 class WeightsChanges:
-    """Owned by the core thread.
-
-    Attributes:
-        histories: What a refresh can compute.
-    """
+    """Owned by the core thread."""
 
     def __init__(
         self,
@@ -72,7 +68,27 @@ class WeightsChanges:
         self._loader = loader
         self._metrics = metrics
         self._clock = clock
-        self.histories = Histories(config.refresh_users)
+        self._histories = Histories(config.refresh_users)
+        self._refreshes: list[Refresh] = []
+
+    # Histories, which a refresh computes
+
+    def note(self, request: Request) -> None:
+        """Keep the history of an admitted request of a client."""
+        self._histories.note(request)
+
+    def forget(self, namespace: str, user_id: str) -> None:
+        """Drop what is kept of a user, also from refreshes under way."""
+        self._histories.forget(namespace, user_id)
+        for refresh in self._refreshes:
+            refresh.leave_out((namespace, user_id))
+
+    def forget_all(self) -> None:
+        self._histories.clear()
+        for refresh in self._refreshes:
+            refresh.leave_out_all()
+
+    # Commands
 
     def list(self) -> WeightsList:
         """All loaded versions."""
@@ -102,6 +118,7 @@ class WeightsChanges:
                 model = loading()
                 if model is None:
                     return None
+                self._check_place(model.info.weights_version)  # another load may have ended first
                 loaded = self._versions.add(model, share=share, canary=canary)
             self._manager.set_quotas(self._versions.quotas())
             self._metrics.add("weights_changes_total", 1, "loaded")
@@ -112,6 +129,7 @@ class WeightsChanges:
     def _check_place(self, name: str | None) -> None:
         """Raise ConfigError if no version can be added, or none of that name."""
         limit, count = self._config.max_weights_versions, len(self._versions)
+        num_pages = self._manager.num_pages
         if name is not None and name in self._versions:
             raise ConfigError(f"weights version {name!r} is loaded already: give another name")
         if count >= limit:
@@ -119,6 +137,13 @@ class WeightsChanges:
                 f"{count} weights versions are loaded, the limit is max_weights_versions={limit}: "
                 "retire one first, or raise the limit",
                 limit=limit,
+                value=count,
+            )
+        if count >= num_pages:
+            raise ConfigError(
+                f"{count} weights versions are loaded, and each needs a page of device_pages="
+                f"{num_pages}: retire one first, or raise device_pages",
+                limit=num_pages,
                 value=count,
             )
 
@@ -138,9 +163,10 @@ class WeightsChanges:
         refresh: Refresh | None = None
         if command.policy == "refresh" and loaded is not self._versions.active:
             refresh = Refresh(
-                self.histories.newest_first(), loaded.name, command.budget_s, self._core,
+                self._histories.newest_first(), loaded.name, command.budget_s, self._core,
                 self._clock,
             )  # fmt: skip
+            self._refreshes.append(refresh)
 
         previous: LoadedVersion | None = None
         removal: StateRemoval | None = None
@@ -148,8 +174,10 @@ class WeightsChanges:
         def attempt() -> VersionActivated | None:
             nonlocal previous, removal
             if previous is None:
-                if refresh is not None and not refresh.advance():
-                    return None
+                if refresh is not None:
+                    if not refresh.advance():
+                        return None
+                    self._refreshes.remove(refresh)
                 previous = self._switch(self._usable(command.version))
                 if command.policy == "drop" and previous is not self._versions.active:
                     removal = StateRemoval(previous.name, self._manager)

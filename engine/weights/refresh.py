@@ -60,6 +60,15 @@ class Refresh:
         """All histories have been tried."""
         return not self._coming
 
+    def leave_out(self, user: tuple[str, str]) -> None:
+        """The user (namespace, user id) was forgotten: nothing of it is submitted any more."""
+        self._coming = deque(
+            request for request in self._coming if (request.namespace, request.user_id) != user
+        )
+
+    def leave_out_all(self) -> None:
+        self._coming.clear()
+
     def advance(self) -> bool:
         """Go on; True when it is over."""
         is_late = self._clock() >= self._stop_s
@@ -71,7 +80,8 @@ class Refresh:
         return not self._in_flight and (is_late or not self._coming)
 
     def _submit(self, request: Request) -> None:
-        request_id = f"refresh/{self._version}/{next(_numbers)}"
+        # The front ends the ids of clients' requests with a number: none is like this one.
+        request_id = f"refresh/{next(_numbers)}/of {self._version!r}"
         self._in_flight.add(request_id)
         self._core.submit_own(
             msgspec.structs.replace(

@@ -150,8 +150,9 @@ class Versions:
         self._move(loaded, Event.EMPTY)
         self._metrics.remove("weights_version_info", loaded.name, loaded.state.value)
         del self._loaded[loaded.name]
+        left = sum(other.share for other in self._loaded.values())
         for other in self._loaded.values():
-            other.share /= 1.0 - loaded.share
+            other.share /= left
 
     def replace_model(self, loaded: LoadedVersion, model: ServedModel) -> None:
         """The same weights with a larger item table."""

@@ -266,6 +266,12 @@ async def test_invalid_arguments_are_refused_before_they_are_sent(make_engine: M
             await engine.rank(user_id="u", history=[1], candidates=[])
         with pytest.raises(InvalidRequest, match="top_k"):
             await engine.retrieve(user_id="u", history=[1], top_k=0)
+        with pytest.raises(InvalidRequest, match=r"LoadWeights cannot be sent: .*share"):
+            await engine.load_weights("x", share="half")  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match=r"RetireWeights cannot be sent: .*surrogates"):
+            await engine.retire_weights("\ud800")
+        with pytest.raises(InvalidRequest, match=r"ListUsers cannot be sent: .*ints"):
+            await engine.users(1 << 64)
 
 
 async def test_heartbeats_stop_when_the_core_is_stopped() -> None:

@@ -99,14 +99,16 @@ class QuotaShadow:
 
     def page_quota(self, version: str) -> int | None:
         """None: there are no quotas."""
-        return self._quota(version, self.num_pages, 1)
+        quotas = {name: self._quota(name, self.num_pages, 1) for name in [*self.shares, version]}
+        while sum(quotas.values()) > self.num_pages and max(quotas.values()) > 1:
+            largest = max(quotas.values())  # what rounding up to one page costs, it pays
+            quotas[next(name for name in quotas if quotas[name] == largest)] -= 1
+        return quotas[version] if self.shares else None
 
     def chunk_quota(self, version: str) -> int | None:
-        return self._quota(version, self.num_chunks, 0)
+        return self._quota(version, self.num_chunks, 0) if self.shares else None
 
-    def _quota(self, version: str, size: int, least: int) -> int | None:
-        if not self.shares:
-            return None
+    def _quota(self, version: str, size: int, least: int) -> int:
         if version not in self.shares:
             return 0
         return max(least, floor(Fraction(str(self.shares[version])) * size))

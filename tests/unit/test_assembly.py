@@ -1,11 +1,13 @@
 """What is said when a core is put together."""
 
 import logging
+import os
+import threading
 
 import pytest
 
 from engine.assembly import core_from_model_dir
-from engine.config import CacheConfig, EngineConfig, TransferConfig
+from engine.config import AttentionConfig, CacheConfig, EngineConfig, TransferConfig
 from engine.errors import ConfigError
 
 
@@ -57,3 +59,18 @@ def test_a_pool_smaller_than_the_longest_history_is_refused():
 )
 def test_a_pool_that_holds_it_or_need_not_is_taken(cache):
     core_from_model_dir(None, EngineConfig(cache=cache, warm_up=False)).close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attention": AttentionConfig(backend="nothing")},
+        {"cache": CacheConfig(device_pages=1, host_bytes=0)},
+        {"cache": CacheConfig(eviction_policy="nothing", host_bytes=0)},
+    ],
+)
+def test_a_core_that_cannot_be_built_leaves_no_thread_and_no_open_file(options):
+    before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError):
+        core_from_model_dir(None, EngineConfig(**options, warm_up=False))
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before

@@ -114,7 +114,7 @@ def test_every_kind_of_model_warms_up_to_its_longest_history(name, caplog):
 def test_what_serves_is_not_touched():
     core = build(tiny_model("append"))
     try:
-        usage, served = core.usage(), core._parts.served
+        usage, served = core.usage(), core._versions.active
         assert (usage.pages_used, usage.num_users) == (0, 0)
         assert served.runner._pools.num_pages == 64
         assert not any(served.runner._pools.raw(layer).any() for layer in range(2))
@@ -130,4 +130,4 @@ def test_it_is_left_out_when_it_is_not_wanted_or_gains_nothing(left_out, caplog)
         core = build(tiny_model("append"), **left_out)
     core.close()
     assert "warm-up" not in caplog.text
-    assert core._parts.served.warm_up_s == 0.0
+    assert core._versions.active.warm_up_s == 0.0

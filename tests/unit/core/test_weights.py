@@ -99,6 +99,26 @@ def test_no_more_versions_than_allowed():
     assert (error.limit, error.value) == (2, 2)
 
 
+def test_pool_without_a_page_for_each_version_takes_no_more_of_them():
+    core = CoreUnderTest(pages=1, tiers="device")
+    core.command("second", LoadWeights(path="2"))
+    assert "device_pages=1" in core.replies["second"].error.message
+    assert core.loader.running is None
+
+
+@pytest.mark.parametrize(("other", "part"), [("3", "max_weights_versions=2"), ("2", "already")])
+def test_load_that_ends_after_another_took_its_place_fails(other, part):
+    core = CoreUnderTest()
+    core.core.run("first", LoadWeights(path="a"))
+    core.loader.end(core.served_model("2"))  # the core has not looked yet
+    core.core.run("second", LoadWeights(path="b"))
+    core.loader.end(core.served_model(other))
+    core.step()
+    assert core.result("first").status.version == "2"
+    assert part in core.replies["second"].error.message
+    assert list(list_of(core)) == ["1", "2"]
+
+
 def test_shares_always_add_up_to_one():
     core = CoreUnderTest(weights=WeightsConfig(max_weights_versions=3))
     core.load("2", share=0.25)
@@ -109,6 +129,16 @@ def test_shares_always_add_up_to_one():
     core.step()
     shares = {name: status.share for name, status in list_of(core).items()}
     assert shares == {"1": 0.75, "2": 0.25}
+
+
+def test_version_with_next_to_no_share_gets_all_of_it_when_it_is_alone():
+    core = CoreUnderTest()
+    core.load("2", share=1e-17)
+    core.command("switch", ActivateWeights(version="2"))
+    core.command("retire", RetireWeights(version="1"))
+    core.step()
+    assert core.result("retire").version == "1"
+    assert list_of(core)["2"].share == 1.0
 
 
 # Which version a request takes
@@ -263,6 +293,60 @@ def test_histories_of_forgotten_users_are_not_kept():
     assert core.lengths("ann", version="2") is None
 
 
+def test_request_of_a_user_waits_for_one_piece_of_its_refresh_at_most():
+    core = CoreUnderTest(
+        weights=WeightsConfig(refresh_users=1), max_batch_tokens=8, max_batch_requests=1
+    )
+    core_served(core, "ann", 40)
+    core.load("2")
+    core.command("switch", ActivateWeights(version="2", policy="refresh"))
+    core.steps()
+    request_id = core.rank("ann", 40, weights_version="2")
+    others = [core.rank(user, 40) for user in ("bob", "cid", "dot", "eve")]
+    core.settle()
+    assert not core.core.unfinished() and core.result("switch").refreshed_users == 0
+    assert core.outcome_order.index(request_id) < core.outcome_order.index(others[-1])
+
+
+@pytest.mark.parametrize(
+    ("command", "num_left"), [(ForgetUser(namespace="", user_id="ann"), 2), (ResetCache(), 0)]
+)
+def test_users_forgotten_during_a_refresh_are_not_computed_again(command, num_left):
+    core = refreshing_core(["ann", "bob", "cid"])  # cid and bob are computed first
+    core.command("switch", ActivateWeights(version="2", policy="refresh"))
+    core.steps()
+    core.command("remove", command)
+    core.settle()
+    assert core.result("switch") is not None
+    assert core.lengths("ann", version="2") is None
+    assert core.core.usage().num_users == 2 * num_left
+    core.command("back", ActivateWeights(version="1", policy="refresh"))
+    core.settle()
+    assert core.result("back").refreshed_users == num_left
+
+
+def test_user_seen_last_stays_so_after_a_refresh():
+    core = refreshing_core(["ann", "bob", "cid"])
+    core.command("switch", ActivateWeights(version="2", policy="refresh"))
+    core.settle()
+    core_served(core, "dot")
+    core.command("retire", RetireWeights(version="1"))
+    core.step()
+    core.load("3")
+    core.command("again", ActivateWeights(version="3", policy="refresh"))
+    core.settle()
+    assert core.lengths("ann", version="3") is None
+    assert core.lengths("cid", version="3") == (8, 8)
+
+
+def test_request_with_an_id_like_a_refresh_gets_its_own_outcome():
+    core = refreshing_core(["ann", "bob", "cid"])
+    core.command("switch", ActivateWeights(version="2", policy="refresh"))
+    core.steps()
+    own = [entry.request.request_id for entry in core.core.unfinished()]
+    assert len(own) == 2 and not any(request_id[-1].isdigit() for request_id in own)
+
+
 # Retiring
 
 
@@ -283,6 +367,18 @@ def test_retire_waits_for_bound_requests_and_refuses_new_ones():
     assert (retired.version, retired.device_tokens) == ("2", 24)
     assert list(list_of(core)) == ["1"]
     core.assert_everything_comes_back()
+
+
+def test_front_is_told_at_once_that_a_version_takes_no_more_requests():
+    core = core_with_two(max_batch_tokens=8)
+    core.rank("ann", 20, weights_version="2")
+    core.steps()
+    core.command("retire", RetireWeights(version="2"))
+    assert core.result("retire") is None
+    assert core.announced[-1].versions == ("1",)
+    num_announced = len(core.announced)
+    core.steps()
+    assert len(core.announced) == num_announced
 
 
 def test_retire_can_fail_bound_requests():
@@ -320,6 +416,29 @@ def test_version_below_its_quota_is_not_robbed():
     for user in ("bob", "cid", "dot"):
         core_served(core, user, 24, weights_version="2")
     assert core.lengths("ann", version="1")[0] == 24
+
+
+def test_quotas_of_any_shares_fit_into_the_pool():
+    core = CoreUnderTest(pages=16, weights=WeightsConfig(max_weights_versions=3))
+    core.load("2", share=0.01)
+    core.load("3", share=1e-15)
+    for user in range(20):
+        core_served(core, f"a{user}", 4)
+    for version in ("2", "3"):
+        assert version_of(core, core_served(core, "ann", 4, weights_version=version)) == version
+
+
+def test_version_above_its_quota_does_not_keep_pages_from_another_for_ever():
+    core = CoreUnderTest(pages=8, tiers="device", max_batch_requests=3)
+    core.load("2", share=0.75)
+    for user in range(9):
+        core.rank(f"a{user}", 4)
+    large = core.rank("ann", 24, weights_version="2")
+    for user in range(9, 60):  # there are always three more, younger ones
+        core.rank(f"a{user}", 4)
+    core.settle()
+    assert core.outcome_order.index(large) < 20
+    assert len(core.outcomes) == 61
 
 
 def test_can_never_fit_is_measured_against_the_quota():
@@ -394,6 +513,22 @@ def test_requests_queued_before_a_reset_share_no_state():
     core.settle()
     assert core.hits(request_id) == (0, 0, 16)
     assert core.lengths("ann") is None
+
+
+@pytest.mark.parametrize(("limit", "num_listed"), [(0, 0), (1, 1), (2**64 - 1, 2)])
+def test_user_list_is_cut_at_any_limit(limit, num_listed):
+    core = CoreUnderTest()
+    for user in ("ann", "bob"):
+        core_served(core, user)
+    core.command("users", ListUsers(limit=limit))
+    listed = core.result("users")
+    assert (len(listed.states), listed.total) == (num_listed, 2)
+
+
+def test_user_list_with_a_negative_limit_is_refused():
+    core = CoreUnderTest()
+    core.command("users", ListUsers(limit=-1))
+    assert "limit is -1" in core.replies["users"].error.message
 
 
 def test_users_are_listed_last_used_first():

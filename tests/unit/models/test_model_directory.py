@@ -226,6 +226,13 @@ def test_catalogues_that_do_not_fit_are_refused(
         (("retrieve", "norm_eps"), float("inf"), r"retrieve\.norm_eps is inf"),
         (("name",), "a/b", r"name is 'a/b': give a text without /"),
         (("weights_version",), "", r"weights_version is '': give a text without /"),
+        (("weights_version",), "a\n", r"weights_version is 'a\\n': give at most 256 printable"),
+        (
+            ("weights_version",),
+            "\ud800",
+            r"weights_version is '\\ud800': give at most 256 printable",
+        ),
+        (("name",), "n" * 257, r"name is 'n+: give at most 256 printable"),
         (("layers", "family"), "google", r"\$\.layers\.family"),
         (("layers", "architecture"), "mamba", r"'mamba', known are: hstu"),
         (("layers", "group_norm"), 1, r"Expected `bool`"),
