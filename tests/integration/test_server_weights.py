@@ -147,6 +147,7 @@ def test_users_are_described_listed_and_forgotten(client):
     [
         ("limit=0", "limit is '0'"),
         ("limit=1001", "give 1 to 1000"),
+        (f"limit={'9' * 5000}", "give 1 to 1000"),
         ("tier=disk", "tier is 'disk'"),
         ("who=me", "the query has 'who'"),
         ("limit=1&limit=2", "2 times"),
