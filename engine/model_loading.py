@@ -80,10 +80,14 @@ class BackgroundLoader(ModelLoader):
                 "with weights_root, the folder that versions are loaded from"
             )
         root = self._root.resolve()
-        directory = (root / path).resolve()
+        try:
+            directory = (root / path).resolve()
+            is_directory = directory.is_dir()
+        except (OSError, RuntimeError, ValueError) as error:  # too long, links in a ring, a NUL
+            raise ConfigError(f"{path!r:.80} is no path to a directory: {error!s:.80}") from error
         if not directory.is_relative_to(root):
             raise ConfigError(f"{path} is outside of weights_root={root}: put it below that folder")
-        if not directory.is_dir():
+        if not is_directory:
             raise ConfigError(f"{directory} is no directory")
         return directory
 
