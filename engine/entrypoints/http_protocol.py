@@ -40,6 +40,7 @@ from engine.entrypoints.config import ConnectionConfig
 from engine.entrypoints.http_faults import (
     MAX_PIPELINED,
     body_too_slow,
+    ending_before_body,
     headers_too_large,
     headers_too_slow,
     too_many_connections,
@@ -202,6 +203,8 @@ class Connection(HttpToolsProtocol):
         """The server ends: finish what is being answered."""
         if self._active is None or self.is_closing:
             self.transport.close()
+        elif self._watch.phase is Phase.BODY and not self._is_deaf:
+            self._refuse(ending_before_body())
         else:
             self.cycle.keep_alive = False  # of the last one, if several are pipelined
 
