@@ -269,6 +269,14 @@ def build_request(
             f"base_length is {base_length} and base_fingerprint {base_fingerprint!r:.60}: a delta "
             "request gives both as an earlier answer gave them, any other request neither"
         )
+    history_features = _events(history, "history")
+    num_events = 0 if history_features is None else len(history_features["item"])
+    history_start = integer(history_start, "history_start", minimum=0)
+    if max(history_start, base_length) + num_events > _INT64_MAX:
+        raise InvalidRequest(
+            f"history_start is {history_start} and base_length {base_length}: the index of the "
+            f"last of {num_events} events does not fit in 64 bits"
+        )
     candidate_features = _events(candidates, "candidates")
     if candidate_features is not None and len(candidate_features["item"]) == 0:
         raise InvalidRequest("candidates is empty: give at least one item")
@@ -276,7 +284,7 @@ def build_request(
         request_id=text(request_id, "request_id") if request_id else _new_request_id(),
         user_id=user_id_text(user_id),
         task=task,
-        history=_events(history, "history"),
+        history=history_features,
         candidates=candidate_features,
         context=None if context is None else integers(context, "context"),
         query_time=None if query_time is None else integer(query_time, "query_time"),
@@ -288,7 +296,7 @@ def build_request(
         arrival_s=arrival,
         priority=integer(priority, "priority"),
         cache=_cache_mode(cache),
-        history_start=integer(history_start, "history_start", minimum=0),
+        history_start=history_start,
         base_length=base_length,
         base_fingerprint=base_fingerprint,
         ignore_extra=boolean(ignore_extra, "ignore_extra"),

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from engine.entrypoints.config import ConnectionConfig
-from engine.errors import HeadersTooLarge, InvalidRequest, RequestTimeout, TooManyConnections
+from engine.errors import (
+    Draining,
+    HeadersTooLarge,
+    InvalidRequest,
+    RequestTimeout,
+    TooManyConnections,
+)
 
 MAX_PIPELINED = 32
 """Requests of one connection that may wait for the answer to an earlier one."""
@@ -68,3 +74,7 @@ def body_too_slow(limits: ConnectionConfig) -> RequestTimeout:
         f"complete after body_timeout_s={limits.body_timeout_s:g}: send it faster",
         limit=limits.body_timeout_s,
     )
+
+
+def ending_before_body() -> Draining:
+    return Draining("the server ends and waits for no body: send the request elsewhere")

@@ -40,6 +40,7 @@ from engine.entrypoints.config import ConnectionConfig
 from engine.entrypoints.http_faults import (
     MAX_PIPELINED,
     body_too_slow,
+    ending_before_body,
     headers_too_large,
     headers_too_slow,
     too_many_connections,
@@ -47,6 +48,7 @@ from engine.entrypoints.http_faults import (
     too_many_pipelined,
     too_much_framing,
 )
+from engine.entrypoints.http_upgrade import body_parser, has_body
 from engine.entrypoints.http_watch import Phase, Watch
 from engine.entrypoints.metrics_export import ConnectionStats
 from engine.entrypoints.protocol import error_body, to_json
@@ -155,14 +157,23 @@ class Connection(HttpToolsProtocol):
             self._watch.enter(Phase.HEADERS)
         self._has_begun = self._has_body = False
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._is_deaf = True  # no other protocol is spoken; the request is answered as it is
+            self._parse(data)
         except httptools.HttpParserError as error:
             reason = str(error) or type(error).__name__
             self._refuse(self._fault or InvalidRequest(f"this is no HTTP/1.1 request: {reason}"))
         else:
             self._check_idle_bytes(len(data))
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # No other protocol is spoken; the request is answered as it is.
+            if self._watch.phase is Phase.BODY:
+                self.parser = body_parser(self, self.headers)
+                self.parser.feed_data(data[upgrade.args[0] :])
+            else:
+                self._is_deaf = True
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client will send no more; True keeps the connection for the answer."""
@@ -192,6 +203,8 @@ class Connection(HttpToolsProtocol):
         """The server ends: finish what is being answered."""
         if self._active is None or self.is_closing:
             self.transport.close()
+        elif self._watch.phase is Phase.BODY and not self._is_deaf:
+            self._refuse(ending_before_body())
         else:
             self.cycle.keep_alive = False  # of the last one, if several are pipelined
 
@@ -272,6 +285,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and has_body(self.headers):
+            return  # so the parser says, but the body is still to come
         super().on_message_complete()
         if self._watch.phase is Phase.BODY:
             self._watch.enter(Phase.ANSWER)

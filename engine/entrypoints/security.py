@@ -111,7 +111,8 @@ def _read_keys(path: str, name: str) -> list[str]:
 def exposure_warning(config: ServerConfig, authenticator: Authenticator) -> str | None:
     """What to warn of at start: an address that others reach, and no key; None if all is well."""
     is_closed = authenticator.has_keys or config.security.tls_client_ca is not None
-    if config.uds is not None or is_closed or _is_loopback(config.host):
+    is_on_host = config.uds is None or config.grpc_port is not None  # gRPC has no Unix socket
+    if not is_on_host or is_closed or _is_loopback(config.host):
         return None
     return (
         f"listening on {config.host} WITHOUT A KEY: everyone who reaches this address can use "

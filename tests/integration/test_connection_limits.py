@@ -196,6 +196,41 @@ def test_another_protocol_is_not_upgraded_to(server: ServerProcess) -> None:
         assert status_of(until_closed(client)) == 200
 
 
+UPGRADE = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAA")
+
+
+@pytest.mark.parametrize("size", [1, 100_000], ids=["in pieces", "at once"])
+def test_a_body_that_comes_with_a_wish_for_another_protocol_is_read(
+    server: ServerProcess, size: int
+) -> None:
+    content = json.dumps(RANK).encode()
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content)
+    head = "\r\n".join(
+        ["POST /v1/rank HTTP/1.1", "host: x", *UPGRADE, "transfer-encoding: chunked"]
+    )
+    for request in (post("/v1/rank", RANK, *UPGRADE), head.encode() + b"\r\n\r\n" + chunked):
+        with connected(server) as client:
+            for start in range(0, len(request), size):
+                client.sendall(request[start : start + size])
+            status, body = answer(client)
+            assert (status, json.loads(body)["scores"]) == (200, [[1002.0, 998.0]])
+            assert until_closed(client) == b""
+
+
+def test_what_follows_a_body_with_such_a_wish_is_not_taken_for_it(server: ServerProcess) -> None:
+    with connected(server) as client:
+        client.sendall(post("/v1/rank", RANK, *UPGRADE) + post("/v1/rank", b"more"))
+        assert answer(client)[0] == 200
+        assert until_closed(client) == b""
+
+
+def test_a_broken_body_with_such_a_wish_is_refused(server: ServerProcess) -> None:
+    head = ["POST /v1/rank HTTP/1.1", "host: x", *UPGRADE, "transfer-encoding: chunked"]
+    with connected(server) as client:
+        client.sendall("\r\n".join([*head, "", "zz\r\n"]).encode())
+        assert answer(client)[0] == 400
+
+
 def test_pipelined_requests_are_answered_in_order(server: ServerProcess) -> None:
     slow = {"user_id": "slow", "history": [7], "candidates": [0]}
     with connected(server) as client:

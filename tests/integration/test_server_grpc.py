@@ -282,6 +282,7 @@ def test_a_drain_turns_health_off_and_ends_what_is_left(tmp_path: Path) -> None:
                 with pytest.raises(triton.InferenceServerException) as raised:
                     client.infer("fake", rank_inputs())
                 assert raised.value.status() == "StatusCode.UNAVAILABLE"
+                assert list(watch) == []  # it ends by itself: nothing has to wait for it
             eventually(lambda: ended, "the pending call has ended")
             assert ended[0].status() == "StatusCode.UNAVAILABLE"
         assert server.wait() == 0

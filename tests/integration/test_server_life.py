@@ -14,6 +14,7 @@ import pytest
 
 from engine.core_loop import HEARTBEAT_S
 from engine.entrypoints.config import ServerConfig
+from tests.integration.raw_http import connected, status_of, until_closed
 from tests.integration.server_process import (
     Reply,
     ServerProcess,
@@ -66,6 +67,24 @@ def test_a_drain_answers_what_is_pending(tmp_path: Path) -> None:
             statuses = {_status_or_refused(future) for future in futures}
         assert statuses <= {200, 503}
         assert server.wait() == 0
+
+
+def test_an_end_waits_for_no_body(tmp_path: Path) -> None:
+    def num_in_flight() -> bytes:
+        found = re.search(rb"\nmtserve_http_requests_in_flight (.+)\n", server.get("/metrics").body)
+        assert found is not None
+        return found[1]
+
+    with ServerProcess(tmp_path, fake=True) as server:
+        server.until_ready()
+        with connected(server) as client:
+            client.sendall(b"POST /v1/rank HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+            eventually(lambda: num_in_flight() == b"2.0", "the request is begun")  # and this one
+            server.send_signal(signal.SIGTERM)
+            received = until_closed(client)
+        assert status_of(received) == 503 and b'"code":"draining"' in received
+        assert server.wait() == 0
+        assert "Traceback" not in server.log
 
 
 def _status_or_refused(future: Future[Reply]) -> int:

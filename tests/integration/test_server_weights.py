@@ -25,6 +25,7 @@ def models(tmp_path_factory):
         msgspec.structs.replace(CONFIGS["append_bf16"], name="append", weights_version="other"),
     )
     (root.parent / "outside").mkdir(exist_ok=True)
+    (root / "ring").symlink_to("ring")
     return root
 
 
@@ -110,6 +111,9 @@ def test_weights_are_loaded_activated_rolled_back_and_retired(client, expected):
         ("missing", "is no directory"),
         ("../outside", "outside of weights_root"),
         ("/etc", "outside of weights_root"),
+        ("nul\0byte", "'nul\\x00byte' is no path to a directory"),
+        ("x" * 300, "is no path to a directory"),
+        ("ring", "is no path to a directory"),
         ("other", "dtype is bfloat16, the running version has float32"),
         ("monday", "is loaded already"),
     ],
@@ -147,6 +151,7 @@ def test_users_are_described_listed_and_forgotten(client):
     [
         ("limit=0", "limit is '0'"),
         ("limit=1001", "give 1 to 1000"),
+        (f"limit={'9' * 5000}", "give 1 to 1000"),
         ("tier=disk", "tier is 'disk'"),
         ("who=me", "the query has 'who'"),
         ("limit=1&limit=2", "2 times"),

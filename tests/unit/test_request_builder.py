@@ -128,6 +128,8 @@ def test_delta_request_names_its_base() -> None:
         ({"top_k": -(10**5000)}, "top_k does not fit in 64 bits"),
         ({"cache": "maybe"}, "use, bypass or refresh"),
         ({"history_start": -1}, "history_start"),
+        ({"history_start": 2**63 - 1}, "history_start is 9223372036854775807.*64 bits"),
+        ({"base_length": 2**63 - 1, "base_fingerprint": "0f"}, "base_length 92233720.*64 bits"),
         ({"base_length": 3}, "base_length is 3 and base_fingerprint ''"),
         ({"base_fingerprint": "0f"}, "base_length is 0 and base_fingerprint '0f'"),
         ({"base_length": -1, "base_fingerprint": "0f"}, "base_length is -1"),

@@ -30,6 +30,11 @@ class HealthService:
         self._engine = engine
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._names = frozenset(("", SERVICE, *services))
+        self._is_over = False
+
+    def end_watches(self) -> None:
+        """Let every watch end, the next time it looks: they would never by themselves."""
+        self._is_over = True
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What `grpc.aio.Server.add_generic_rpc_handlers` takes."""
@@ -56,7 +61,7 @@ class HealthService:
 
     async def _watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
         told: int | None = None
-        while True:
+        while not self._is_over:
             status = self._status(request.service)
             if status != told:
                 told = status

@@ -58,6 +58,7 @@ class GrpcServer:
     async def stop(self, grace_s: float) -> None:
         """Take no more calls, and cut off those that are left after `grace_s`."""
         if self._server is not None:
+            self._health.end_watches()
             await self._server.stop(grace_s)
             self._server = None
 

@@ -9,7 +9,8 @@ from engine.errors import EngineError, Overloaded
 Metadata = tuple[tuple[str, str], ...]
 
 MAX_DETAILS = 2048
-"""Longest message of an error, in characters: gRPC bounds what it sends beside messages."""
+"""Longest message of an error, in bytes, each of which may be three on the wire: clients bound what
+they take beside messages, usually to 8 KiB, and see no error of ours above that."""
 
 _BY_HTTP_STATUS = {
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -31,7 +32,7 @@ def status_code(error: EngineError) -> grpc.StatusCode:
 
 def details_of(error: EngineError) -> str:
     """The error's message, cut if it is very long."""
-    return error.message[:MAX_DETAILS]
+    return error.message.encode(errors="replace")[:MAX_DETAILS].decode(errors="ignore")
 
 
 def trailing_metadata(error: EngineError) -> Metadata:

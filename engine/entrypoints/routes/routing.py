@@ -168,5 +168,6 @@ def _params(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
         text = segment.removesuffix(ending)
         if not text or len(text) + len(ending) != len(segment):
             return None
-        params[name] = unquote(text)
+        # What is no UTF-8 stays apart from all texts, so that it is nobody's id.
+        params[name] = unquote(text, errors="surrogateescape")
     return params

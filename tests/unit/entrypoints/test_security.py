@@ -156,6 +156,8 @@ def test_an_open_server_that_others_reach_is_warned_of(host: str, is_warned: boo
     assert exposure_warning(server, Authenticator(BOTH)) is None
     socket = ServerConfig(host=host, uds="/run/socket")
     assert exposure_warning(socket, Authenticator(socket.security)) is None
+    grpc = ServerConfig(host=host, uds="/run/socket", grpc_port=0)
+    assert (exposure_warning(grpc, Authenticator(grpc.security)) is not None) == is_warned
 
 
 @pytest.mark.parametrize(

@@ -52,3 +52,8 @@ def test_numbers_are_in_the_trailing_metadata() -> None:
 
 def test_a_very_long_message_is_cut() -> None:
     assert len(details_of(InvalidRequest("x" * 100_000))) == 2048
+
+
+def test_a_long_message_is_cut_by_its_bytes_between_characters() -> None:
+    # gRPC sends three bytes for one that is not ASCII, and clients refuse 8 KiB and more.
+    assert details_of(InvalidRequest("x" + "\u6c49" * 100_000)) == "x" + "\u6c49" * 682

@@ -3,6 +3,8 @@
 import pytest
 
 from engine.entrypoints.routes.routing import Match, Route, Router
+from engine.errors import InvalidRequest
+from engine.request_builder import user_id_text
 
 
 async def handler(exchange):
@@ -41,6 +43,14 @@ def test_path_leads_to_route(method, path, name, params):
     found = ROUTER.find(method, path)
     assert isinstance(found, Match)
     assert (found.route.name, found.params) == (name, params)
+
+
+@pytest.mark.parametrize("segment", ["%FF", "a%C3", "%ED%A0%80"])
+def test_an_id_that_is_no_utf8_is_nobodys(segment):
+    found = ROUTER.find("DELETE", f"/v1/users/{segment}")
+    assert isinstance(found, Match)
+    with pytest.raises(InvalidRequest, match="user_id is no valid Unicode text"):
+        user_id_text(found.params["user_id"])
 
 
 @pytest.mark.parametrize(
