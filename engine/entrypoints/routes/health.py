@@ -17,7 +17,6 @@ from engine.entrypoints.routes.models import require_model
 from engine.entrypoints.routes.routing import Access, Exchange, Route, RouteDoc
 from engine.version import __version__
 
-
 _NOT_READY = "not_ready"  # outcome in the access log of a 503, which is no error
 
 
