@@ -17,7 +17,7 @@ import torch
 def provenance() -> dict[str, Any]:
     """Everything a reader needs to run it again."""
     return {
-        "command": " ".join(["python", *sys.argv]),
+        "command": command_line(),
         "commit": _git("rev-parse", "HEAD"),
         "is_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -28,6 +28,14 @@ def provenance() -> dict[str, Any]:
             "numpy": np.__version__,
         },
     }
+
+
+def command_line() -> str:
+    """What was run, as from the repository's root: the script's path names no folder above it."""
+    root, script = Path(__file__).resolve().parents[1], Path(sys.argv[0]).resolve()
+    if script.is_relative_to(root):
+        script = script.relative_to(root)
+    return " ".join(["python", str(script), *sys.argv[1:]])
 
 
 def write_result(path: str | None, result: dict[str, Any]) -> None:

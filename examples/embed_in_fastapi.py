@@ -28,7 +28,7 @@ from engine import AsyncEngine, EngineConfig
 from engine.entrypoints import metrics_export
 from engine.errors import Cancelled, EngineError, Overloaded
 
-HEARTBEAT_TIMEOUT_S = 5.0
+HEARTBEAT_TIMEOUT_S = 1.5
 T = TypeVar("T")
 
 

@@ -81,6 +81,8 @@ _NATIVE = ("rank", "retrieve", "prefetch", "users", "user", "forget", "cache_res
            "weights_list", "weights_load", "weights_activate", "weights_retire",
            "catalogue_load")  # fmt: skip
 
+PAGE_FILES = "/page/"
+
 
 def route_table() -> list[Route]:
     """The routes of a server that is not running."""
@@ -99,8 +101,11 @@ def native_api() -> str:
     lines = [*_INTRO.splitlines(), "", "| route | key | what it does |", "|---|---|---|"]
     for route in table:
         assert route.doc is not None
+        if route.path.startswith(PAGE_FILES):
+            continue
         key = "none" if route.access is Access.OPEN else route.access.value
         lines.append(f"| `{route.method} {route.path}` | {key} | {route.doc.summary} |")
+    lines.append(f"| `GET {PAGE_FILES}...` | none | The page's other files. |")
     lines += ["", "## Bodies and answers", ""]
     names: dict[str, None] = {}
     for route in table:

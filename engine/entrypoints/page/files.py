@@ -80,7 +80,9 @@ def page_routes() -> list[Route]:
 
 def _doc(file: PageFile) -> RouteDoc:
     media_type = file.content_type.decode().partition(";")[0]
-    return RouteDoc("A file of the page that shows the server.", media_type=media_type)
+    if file.content_type.startswith(b"text/html"):
+        return RouteDoc("A page for people that shows the server.", media_type=media_type)
+    return RouteDoc("A file of that page.", media_type=media_type)
 
 
 def _handler(file: PageFile) -> Handler:

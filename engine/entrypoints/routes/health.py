@@ -17,6 +17,8 @@ from engine.entrypoints.routes.models import require_model
 from engine.entrypoints.routes.routing import Access, Exchange, Route, RouteDoc
 from engine.version import __version__
 
+_NOT_READY = "not_ready"  # outcome in the access log of a 503, which is no error
+
 
 class ServerMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to `GET /v2`: the server, and the protocol's extensions that it speaks."""
@@ -75,12 +77,14 @@ class HealthRoutes:
         reason = why_not_live(self._engine, self._config.heartbeat_timeout_s)
         if reason is None:
             return HttpResponse(body=to_json(HealthBody(live=True)))
+        exchange.outcome = _NOT_READY
         return HttpResponse(status=503, body=to_json(HealthBody(live=False, reason=reason)))
 
     async def _ready(self, exchange: Exchange) -> HttpResponse:
         reason = why_not_ready(self._engine, self._config.heartbeat_timeout_s)
         if reason is None:
             return HttpResponse(body=to_json(HealthBody(ready=True, name=self._engine.info.name)))
+        exchange.outcome = _NOT_READY
         return HttpResponse(status=503, body=to_json(HealthBody(ready=False, reason=reason)))
 
     async def _model(self, exchange: Exchange) -> HttpResponse:

@@ -41,7 +41,7 @@ class Exchange:
         arrival_s: Monotonic seconds.
         params: What stood in the path's places, unquoted.
         bodies: Where the body counts while this request lives.
-        outcome: "ok" or an error's code, for the log.
+        outcome: "ok", an error's code, or "not_ready" of a health route; for the log.
         answers: What the engine has answered.
         user_ids: Whom it was about.
         notes: What else the access log says of it.
