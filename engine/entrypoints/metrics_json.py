@@ -5,6 +5,7 @@ For the page and for scripts that would not parse Prometheus text: `GET /v1/metr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -19,14 +20,15 @@ class JsonSample(msgspec.Struct, frozen=True, kw_only=True):
 
     For a histogram `value` is the sum of the observations, `buckets` are the upper edges, and
     `bucket_counts` (not cumulative) has one more: the observations above the last edge. Both are
-    empty for counters and gauges.
+    empty for counters and gauges. `value` is null where Prometheus has `+Inf`, which JSON lacks:
+    the age of a heartbeat that has not come yet.
     """
 
     name: str
     kind: str
     help: str
     labels: dict[str, str]
-    value: float
+    value: float | None
     buckets: tuple[float, ...]
     bucket_counts: tuple[int, ...]
 
@@ -47,7 +49,7 @@ def _described(specs: dict[str, MetricSpec], samples: Sequence[Sample]) -> Itera
             kind=spec.kind,
             help=spec.help,
             labels=dict(zip(spec.labels, sample.labels, strict=True)),
-            value=sample.value,
+            value=sample.value if math.isfinite(sample.value) else None,
             buckets=spec.buckets,
             bucket_counts=sample.bucket_counts,
         )

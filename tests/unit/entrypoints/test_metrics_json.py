@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+
+import msgspec
 
 from engine.entrypoints.metrics_export import ServerMetrics
-from engine.entrypoints.metrics_json import render
+from engine.entrypoints.metrics_json import JsonSample, render
 from engine.metrics import METRICS, Metrics, Sample
 
 
@@ -70,3 +73,12 @@ def test_every_metric_without_labels_is_there_from_the_start() -> None:
 
 def test_nothing_known_is_an_empty_list() -> None:
     assert render((), ()) == b"[]"
+
+
+def test_a_heartbeat_that_has_not_come_has_no_age_and_the_document_says_so() -> None:
+    (sample,) = json.loads(render((), [Sample(name="heartbeat_age_seconds", value=math.inf)]))
+    assert sample["value"] is None
+    (_, schemas) = msgspec.json.schema_components([JsonSample])
+    assert schemas["JsonSample"]["properties"]["value"] == {
+        "anyOf": [{"type": "number"}, {"type": "null"}]
+    }
