@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.integration.server_process import Reply, ServerProcess, eventually
@@ -84,6 +85,9 @@ def test_the_routing_header_names_the_user(server: ServerProcess) -> None:
     known = server.request("GET", "/v1/users/routed", headers={"x-session-id": "routed"})
     assert (known.status, known.body["states"][0]["length"]) == (200, 32)
     assert server.request("GET", "/v1/users/routed", headers={"x-session-id": "b"}).status == 400
+    twice = [("x-session-id", "a"), ("x-session-id", "b")]
+    url = f"http://{server.address}/v1/rank"
+    assert httpx.post(url, json=body, headers=twice).status_code == 400
     missing = server.post("/v1/rank", body)
     assert (missing.status, "user_id" in missing.body["error"]) == (400, True)
 

@@ -24,11 +24,14 @@ async def read_body(engine: AsyncEngine, config: ServerConfig, exchange: Exchang
 
 def routed_user(config: ServerConfig, exchange: Exchange) -> str | None:
     """The user id of the routing header, None without one. Raises InvalidRequest."""
-    content = asgi.header(exchange.scope, config.routing_header.encode())
-    if content is None:
+    name = config.routing_header.encode()
+    sent = {value for key, value in exchange.scope["headers"] if key == name}
+    if not sent:
         return None
+    if len(sent) > 1:  # a proxy may have routed by another one than is served
+        raise InvalidRequest(f"{config.routing_header} is sent {len(sent)} times: send it once")
     try:
-        return user_id_text(content.encode("latin-1").decode(), config.routing_header)
+        return user_id_text(sent.pop().decode(), config.routing_header)
     except UnicodeDecodeError:
         raise InvalidRequest(f"{config.routing_header} is no UTF-8 text") from None
 
