@@ -95,9 +95,11 @@ class App:
             exchange.bodies.give_back()
         name = "unknown" if route is None else route.name
         self.metrics.http_requests[name, str(response.status)] += 1
-        self._access_log.write(exchange, path, response.status, trace.trace_id)
-        await asgi.send_response(send, response, exchange.request_id)
-        trace.end(exchange, path, response.status)
+        try:
+            await asgi.send_response(send, response, exchange.request_id)
+        finally:  # what is told of the answer does not hold it up
+            self._access_log.write(exchange, path, response.status, trace.trace_id)
+            trace.end(exchange, path, response.status)
 
     async def _answer(self, found: Match, exchange: Exchange) -> HttpResponse:
         exchange.params = found.params

@@ -112,7 +112,7 @@ def test_weights_are_loaded_activated_rolled_back_and_retired(client, expected):
         ("../outside", "outside of weights_root"),
         ("/etc", "outside of weights_root"),
         ("nul\0byte", "'nul\\x00byte' is no path"),
-        ("x" * 300, "is no path"),
+        ("x" * 300, "is no directory"),
         ("ring", "is no path"),
         ("other", "dtype is bfloat16, the running version has float32"),
         ("monday", "is loaded already"),
