@@ -31,7 +31,7 @@ from engine.commands import (
     Statistics,
 )
 from engine.errors import EngineError, to_record
-from engine.scheduler.request import Line, ScheduledRequest
+from engine.scheduler.request import ScheduledRequest
 from engine.types import CoreStats
 from engine.user_reports import describe_user, list_users
 from engine.weights.changes import WeightsChanges
@@ -146,12 +146,10 @@ class Controls:
                 return self._announcing(self._changes.load_catalogue(command))
 
     def _forget(self, command: ForgetUser) -> Attempt:
-        namespace, user_id = command.namespace, command.user_id
-        self._changes.forget(namespace, user_id)
-        for loaded in self._versions:
-            line = Line(namespace, user_id, loaded.name)
-            _leave_states(entry for entry in self._core.unfinished() if entry.line == line)
-        ticket = self._manager.forget((namespace, user_id))
+        user = (command.namespace, command.user_id)
+        self._changes.forget(*user)
+        _leave_states(entry for entry in self._core.unfinished() if entry.line[:2] == user)
+        ticket = self._manager.forget(user)
         removed = Forgotten(device_tokens=ticket.device_tokens, host_tokens=ticket.host_tokens)
         return lambda: removed if ticket.is_done() else None
 

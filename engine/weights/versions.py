@@ -9,7 +9,7 @@ from xxhash import xxh3_64_intdigest
 
 from engine.commands import ServedWeights
 from engine.core_parts import ServedModel, StepRunner
-from engine.errors import ConfigError, UnknownModel
+from engine.errors import UnknownModel
 from engine.metrics import Metrics
 from engine.scheduler.cost import CostModel
 from engine.scheduler.version import ServedVersion
@@ -111,8 +111,7 @@ class Versions:
         """A new version on standby. It takes `share` of the pools, the others keep their
         proportions in what is left."""
         name = model.info.weights_version
-        if name in self._loaded:
-            raise ConfigError(f"weights version {name!r} is loaded already: give another name")
+        assert name not in self._loaded, "the caller has looked whether there is place for it"
         for other in self._loaded.values():
             other.share *= 1.0 - share
         loaded = LoadedVersion(
