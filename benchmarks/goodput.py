@@ -1,0 +1,407 @@
+"""Goodput: the highest rate of requests that a server answers within 100 ms (P99), without errors.
+
+    .venv/bin/python -m benchmarks.goodput [--seconds 20] [--output FILE]
+
+Three servers of one model with random weights, one after another: `plain` (PyTorch and FastAPI, no
+user state: `baselines/plain_server.py`), `recompute` (this server with the cache off) and `tiered`
+(device pool for half of the users, the rest in host memory). Their answers are compared first.
+
+This process is the client. Users have histories of about 2K events that grow from request to
+request, come back by a Zipf-like law, and one request in 200 is of a user never seen. Arrivals are
+Poisson, whatever the server does. A probe of a rate fails when more than 1 % of its requests are
+late or one fails; a rate fails when `--tries` probes do. Rates double until one fails; then the
+interval is halved until it is narrower than `--resolution`. Before each probe every user that the
+server has not seen sends one request that does not count.
+
+Exit status 1 when answers differ, or `tiered` has less than 5 times the goodput of `plain`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from benchmarks import ceilings
+from benchmarks.goodput_load import LoadShape, Population, scores_of
+from benchmarks.open_loop import Answer, Due, OpenLoop, Stop
+from benchmarks.provenance import write_result
+from benchmarks.timing import rounded
+from engine.config import AttentionConfig, CacheConfig, EngineConfig, SchedulerConfig
+from engine.models.config import Feature, HstuLayers, Inputs, ModelConfig, RankHead
+from engine.testing.models import save_random_model
+
+OBJECTIVE_S = 0.1
+LATE_SHARE = 0.01
+LIMIT = 5.0
+LOWEST_RATE = 0.25
+TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
+PAGE_SIZE = 32
+CHUNK_SIZE = 256
+NUM_ITEMS = 10_000
+_START_TIMEOUT_S = 600.0
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+class Plan(NamedTuple):
+    """How a goodput is looked for."""
+
+    first_rate: float
+    seconds: float
+    min_requests: int
+    resolution: float
+    tries: int
+
+
+class Probe(NamedTuple):
+    """One load at one rate. Latencies are of the answers that came."""
+
+    rate: float
+    requests: int
+    answered: int
+    late: int
+    failed: int
+    p50_ms: float
+    p99_ms: float
+    passed: bool
+    found_share: float | None
+
+
+class Server(NamedTuple):
+    """How to start a server: its command for a port, and where it says that it is ready."""
+
+    name: str
+    command: Callable[[int], list[str]]
+    ready_path: str
+
+
+def model_config(options: argparse.Namespace, shape: LoadShape) -> ModelConfig:
+    return ModelConfig(
+        name="goodput",
+        dtype=options.dtype,
+        layers=HstuLayers(
+            family="nvidia", num_layers=options.layers, hidden_size=options.hidden,
+            num_heads=options.heads, qk_dim=options.width, v_dim=options.width,
+            scale_length=shape.max_events,
+        ),
+        inputs=Inputs(
+            features=(Feature(name="item", num_rows=NUM_ITEMS),),
+            positions="from_start",
+            num_positions=shape.max_events + 1,
+            max_history_events=shape.max_events,
+        ),
+        rank=RankHead(kind="mlp"),
+    )  # fmt: skip
+
+
+def engine_config(options: argparse.Namespace, shape: LoadShape, tiers: str) -> EngineConfig:
+    """Pools for half of the users on the device and for all, and new ones, on the host."""
+    user_pages = -(-shape.longest // PAGE_SIZE)
+    longest_pages = -(-shape.max_events // PAGE_SIZE)
+    token_bytes = 2 * options.layers * options.heads * options.width
+    token_bytes *= 4 if options.dtype == "float32" else 2
+    chunk_tokens = -(-shape.longest // CHUNK_SIZE) * CHUNK_SIZE
+    is_tiered = tiers == "tiered"
+    num_pages = shape.num_users // 2 * user_pages if is_tiered else 16 * longest_pages
+    return EngineConfig(
+        cache=CacheConfig(
+            tiers="tiered" if is_tiered else "off",
+            device_pages=max(num_pages, 2 * longest_pages),
+            page_size=PAGE_SIZE,
+            chunk_size=CHUNK_SIZE,
+            host_bytes=int(1.5 * shape.num_users * chunk_tokens * token_bytes),
+        ),
+        scheduler=SchedulerConfig(
+            max_batch_requests=options.max_batch,
+            max_batch_tokens=options.max_batch_tokens,
+            max_piece_tokens=options.max_piece_tokens,
+        ),
+        attention=AttentionConfig(backend=options.backend),
+        threads=options.threads,
+    )
+
+
+def servers(options: argparse.Namespace, shape: LoadShape, folder: Path) -> list[Server]:
+    """The three servers. Writes their configurations to the folder."""
+    model = str(folder / "model")
+
+    def plain(port: int) -> list[str]:
+        return ["benchmarks.baselines.plain_server", "--model", model, "--port", str(port),
+                "--max-batch", str(options.plain_max_batch),
+                "--typical-history", str(shape.history)]  # fmt: skip
+
+    def ours(tiers: str) -> Callable[[int], list[str]]:
+        def command(port: int) -> list[str]:
+            settings = {
+                "model": model,
+                "server": {"port": port, "access_log_format": "off"},
+                "engine": msgspec.to_builtins(engine_config(options, shape, tiers)),
+            }
+            file = folder / f"{tiers}.yaml"
+            file.write_text(json.dumps(settings))  # JSON is YAML
+            return ["engine.entrypoints.api_server", "--config", str(file)]
+
+        return command
+
+    return [
+        Server("plain", plain, "/health"),
+        Server("recompute", ours("off"), "/v2/health/ready"),
+        Server("tiered", ours("tiered"), "/v2/health/ready"),
+    ]
+
+
+@contextlib.contextmanager
+def running(server: Server, folder: Path) -> Iterator[tuple[int, Any]]:
+    """The server until the block ends: its port, and what it says of itself when it is ready."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    log_file = folder / f"{server.name}.log"
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *server.command(port)],
+            stdout=log, stderr=subprocess.STDOUT, cwd=_ROOT,
+        )  # fmt: skip
+    try:
+        yield port, _wait_ready(process, port, server, log_file)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], port: int, server: Server, log: Path) -> Any:
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    url = f"http://127.0.0.1:{port}{server.ready_path}"
+    while time.monotonic() < deadline_s and process.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+            content = answer.read()
+            return json.loads(content) if content else None
+        time.sleep(0.2)
+    tail = log.read_text(errors="replace")[-3000:]
+    raise RuntimeError(f"the {server.name} server is not ready; the end of its log:\n{tail}")
+
+
+def probe(port: int, population: Population, rate: float, plan: Plan, *, warms_up: bool) -> Probe:
+    """One load at that rate, after the users that the server does not know yet."""
+    unknown = population.renew()
+    if warms_up:
+        send_all(port, unknown)
+    count = max(plan.min_requests, int(rate * plan.seconds))
+    max_late = int(LATE_SHARE * count)
+    outcome = OpenLoop(port, population.arrivals(rate, count)).run(Stop(OBJECTIVE_S, max_late))
+    answers = outcome.answers
+    good = [answer for answer in answers if answer.status == 200]
+    late = sum(answer.latency_s > OBJECTIVE_S for answer in good)
+    low, high = np.percentile([one.latency_s for one in good], (50, 99)) if good else (0.0, 0.0)
+    failed = len(answers) - len(good)
+    return Probe(
+        rate=rounded(rate),
+        requests=count,
+        answered=len(good),
+        late=late,
+        failed=failed,
+        p50_ms=rounded(1e3 * low),
+        p99_ms=rounded(1e3 * high),
+        passed=not outcome.gave_up and failed == 0 and late <= max_late,
+        found_share=_found_share(good),
+    )
+
+
+def send_all(port: int, dues: list[Due]) -> list[Answer]:
+    """Two at a time, not timed. Raises RuntimeError when one fails."""
+    answers = OpenLoop(port, dues, max_connections=2).run().answers
+    for answer in answers:
+        if answer.status != 200:
+            raise RuntimeError(f"a request failed with {answer.status}: {answer.body[:300]!r}")
+    return sorted(answers)
+
+
+def _found_share(answers: list[Answer]) -> float | None:
+    """Share of history tokens that were found in a tier, if the server says so."""
+    usages = [json.loads(answer.body).get("usage") for answer in answers]
+    if not usages or usages[0] is None:
+        return None
+    total = sum(usage["history_length"] for usage in usages)
+    found = sum(usage["device_tokens"] + usage["host_tokens"] for usage in usages)
+    return rounded(found / total)
+
+
+def goodput(measure: Callable[[float], Probe], plan: Plan) -> tuple[float, list[Probe]]:
+    """(highest rate that passed, all probes); 0.0 when not even the lowest rate passes."""
+    probes: list[Probe] = []
+
+    def passes(rate: float) -> bool:
+        for _ in range(plan.tries):
+            probes.append(measure(rate))
+            print(f"  {probes[-1]}", file=sys.stderr, flush=True)
+            if probes[-1].passed:
+                return True
+        return False
+
+    low, high = 0.0, plan.first_rate
+    while passes(high):
+        low, high = high, 2 * high
+    while low == 0.0 and high > LOWEST_RATE:
+        if passes(high / 2):
+            low = high / 2
+        else:
+            high /= 2
+    while low and high / low > 1 + plan.resolution:
+        middle = (low * high) ** 0.5
+        if passes(middle):
+            low = middle
+        else:
+            high = middle
+    return rounded(low), probes
+
+
+def first_answers(port: int, shape: LoadShape) -> list[np.ndarray]:
+    """Scores of a few users' requests, the same for every server."""
+    few = shape._replace(num_users=4)
+    return [scores_of(answer.body) for answer in send_all(port, Population(few, seed=1).renew())]
+
+
+def relative_error(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    """Root mean square of the difference over that of the expected scores."""
+    one, other = np.concatenate(found), np.concatenate(expected)
+    return float(np.sqrt(np.mean((one - other) ** 2) / np.mean(other**2)))
+
+
+def measure(options: argparse.Namespace, shape: LoadShape, plan: Plan) -> dict[str, Any]:
+    """All servers, one after another."""
+    results: dict[str, Any] = {}
+    expected: list[np.ndarray] | None = None
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_random_model(folder / "model", model_config(options, shape))
+        for server in servers(options, shape, folder):
+            if server.name not in options.servers:
+                continue
+            print(server.name, file=sys.stderr, flush=True)
+            with running(server, folder) as (port, description):
+                scores = first_answers(port, shape)
+                expected = expected or scores
+                population = Population(shape, seed=0)
+                rate, probes = goodput(
+                    lambda rate, port=port, population=population, name=server.name: probe(
+                        port, population, rate, plan, warms_up=name == "tiered"
+                    ),
+                    plan,
+                )
+            results[server.name] = {
+                "goodput_per_s": rate,
+                "scores_relative_error": rounded(relative_error(scores, expected), 2),
+                "description": description,
+                "probes": [one._asdict() for one in probes],
+            }
+    return results
+
+
+def missed_limits(results: dict[str, Any], dtype: str) -> list[str]:
+    """What is wrong, one line each."""
+    missed = [
+        f"{name}: scores differ from plain's by {result['scores_relative_error']}"
+        for name, result in results.items()
+        if result["scores_relative_error"] > TOLERANCE[dtype]
+    ]
+    rates = {name: result["goodput_per_s"] for name, result in results.items()}
+    plain, tiered = rates.get("plain"), rates.get("tiered")
+    if plain is not None and tiered is not None and (not tiered or tiered < LIMIT * plain):
+        missed.append(f"tiered serves {tiered} a second, less than {LIMIT} times plain's {plain}")
+    return missed
+
+
+def ratios(results: dict[str, Any]) -> dict[str, float | None]:
+    """Goodput over plain's, and tiered's over recompute's; None where the divisor is 0."""
+    rates = {name: result["goodput_per_s"] for name, result in results.items()}
+    pairs = (("tiered", "plain"), ("recompute", "plain"), ("tiered", "recompute"))
+    return {
+        f"{one}_over_{other}": rounded(rates[one] / rates[other], 3) if rates[other] else None
+        for one, other in pairs
+        if one in rates and other in rates
+    }
+
+
+def options_of(arguments: list[str]) -> argparse.Namespace:
+    from engine.models.linear import has_prepacked
+    import torch
+
+    fast = "bfloat16" if has_prepacked(torch.bfloat16) else "float32"
+    names = ["plain", "recompute", "tiered"]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--servers", nargs="+", choices=names, default=names)
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default=fast,
+                        help="of the model; what is fast on this machine when not given")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--users", type=int, default=128)
+    parser.add_argument("--history", type=int, default=2048)
+    parser.add_argument("--max-new", type=int, default=8, help="new events of a request: 1 to this")
+    parser.add_argument("--candidates", type=int, nargs=2, default=(100, 256))
+    parser.add_argument("--zipf", type=float, default=0.8)
+    parser.add_argument("--new-user-share", type=float, default=0.005)
+    parser.add_argument("--threads", type=int, default=0, help="of our engine's steps; 0: torch's")
+    parser.add_argument("--max-batch", type=int, default=16)
+    parser.add_argument("--max-batch-tokens", type=int, default=4096)
+    parser.add_argument("--max-piece-tokens", type=int, default=0)
+    parser.add_argument("--plain-max-batch", type=int, default=8)
+    parser.add_argument("--first-rate", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a probe")
+    parser.add_argument("--min-requests", type=int, default=200, help="of a probe")
+    parser.add_argument("--resolution", type=float, default=0.08)
+    parser.add_argument("--tries", type=int, default=2)
+    parser.add_argument("--output", help="write the result, with provenance, to this file")
+    return parser.parse_args(arguments)  # fmt: skip
+
+
+def main() -> int:
+    options = options_of(sys.argv[1:])
+    shape = LoadShape(
+        options.users, options.history, options.max_new, tuple(options.candidates), options.zipf,
+        options.new_user_share, NUM_ITEMS,
+    )  # fmt: skip
+    plan = Plan(
+        options.first_rate, options.seconds, options.min_requests, options.resolution,
+        options.tries,
+    )  # fmt: skip
+    jitter = ceilings.jitter()
+    results = measure(options, shape, plan)
+    missed = missed_limits(results, options.dtype)
+    settings = {name: value for name, value in vars(options).items() if name != "output"}
+    write_result(
+        options.output,
+        {
+            "config": {**settings, "cores": len(os.sched_getaffinity(0))},
+            "objective": {"p99_ms": 1e3 * OBJECTIVE_S, "failures": 0},
+            "jitter": jitter,
+            "servers": results,
+            "ratios": ratios(results),
+            "limits": {"tiered_over_plain": LIMIT, "scores_relative_error": TOLERANCE},
+            "missed": missed,
+        },
+    )
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
