@@ -133,7 +133,7 @@ def copy(pieces: CopyPieces) -> Variant:
 
 
 def whole_pieces(source: torch.Tensor, target: torch.Tensor, piece_bytes: int) -> CopyPieces:
-    """Two tensors of equal size cut into pieces, in order; what is left at the end is not copied."""
+    """Two tensors of equal size cut into pieces, in order; a rest is not copied."""
     offsets = np.arange(source.nbytes // piece_bytes, dtype=np.uint64) * np.uint64(piece_bytes)
     return CopyPieces(
         offsets + np.uint64(source.data_ptr()), offsets + np.uint64(target.data_ptr()), piece_bytes

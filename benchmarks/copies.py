@@ -150,7 +150,10 @@ def measure(tiers: Tiers, rounds: int) -> dict[str, Any]:
         name = f"{direction.value} {order}"
         results[name] = {"piece_bytes": size * tiers.pools.page_bytes}
         variants[name] = _in_turn(
-            [lambda d=direction, o=order, u=u: tiers.run(tiers.job(d, o, u)) for u in range(NUM_USERS)]
+            [
+                lambda d=direction, o=order, u=u: tiers.run(tiers.job(d, o, u))
+                for u in range(NUM_USERS)
+            ]
         )
         variants[f"memcpy {name}"] = _in_turn(
             [ceilings.copy(tiers.pieces(job, size)) for job in jobs]

@@ -136,9 +136,8 @@ class OpenLoop:
 
     def _receive(self, descriptor: int, stop: Stop | None) -> None:
         connection = self._busy.get(descriptor)
-        if connection is None:  # an idle connection that the server has closed
-            self._idle = [one for one in self._idle if one.socket.fileno() != descriptor]
-            self._poller.unregister(descriptor)
+        if connection is None:
+            self._forget_idle(descriptor)
             return
         try:
             answer = connection.receive()
@@ -152,6 +151,13 @@ class OpenLoop:
         if answer[0]:
             self._idle.append(connection)
         self._take(connection.index, *answer, stop)
+
+    def _forget_idle(self, descriptor: int) -> None:
+        """The server has closed a connection that had nothing to do."""
+        self._poller.unregister(descriptor)
+        (closed,) = (one for one in self._idle if one.socket.fileno() == descriptor)
+        self._idle.remove(closed)
+        closed.socket.close()
 
     def _take(self, index: int, status: int, body: bytes, stop: Stop | None) -> None:
         latency_s = time.perf_counter() - self._start_s - self._dues[index].at_s

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from provenance import write_result
 
+from benchmarks.provenance import write_result
 from engine.block_manager.fingerprint import HashChain
 from engine.block_manager.manager import BlockManager
 from engine.block_manager.user_state import UserKey

@@ -68,7 +68,11 @@ class RaggedBatch:
     """
 
     def __init__(
-        self, shape: BatchShape, dtype: torch.dtype, score: Literal["silu", "softmax"], seed: int = 0
+        self,
+        shape: BatchShape,
+        dtype: torch.dtype,
+        score: Literal["silu", "softmax"],
+        seed: int = 0,
     ) -> None:
         self.shape = shape
         self.spec = AttentionSpec(

@@ -116,9 +116,7 @@ class PlainHstu(nn.Module):
         for number, query in enumerate(queries):
             items[number, : lengths[number]] = self.rows_of(query.history)
             candidates[number, : len(query.candidates)] = self.rows_of(query.candidates)
-        return Batch(
-            torch.from_numpy(items), torch.from_numpy(candidates), torch.tensor(lengths)
-        )
+        return Batch(torch.from_numpy(items), torch.from_numpy(candidates), torch.tensor(lengths))
 
     def forward(self, items: Tensor, candidates: Tensor, lengths: Tensor) -> Tensor:
         """Scores float32 [B, C]."""

@@ -108,7 +108,7 @@ def main() -> None:
     ranker = fastest_model(options.model, options.typical_history, options.typical_candidates)
     uvicorn.run(
         make_app(ranker, options.max_batch), host="127.0.0.1", port=options.port,
-        log_level="warning", access_log=False,
+        log_level="warning", access_log=False, timeout_keep_alive=75,
     )  # fmt: skip
 
 
