@@ -4,7 +4,7 @@ PYTHON ?= python3
 MODEL ?=
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h)
+NATIVE := CMakeLists.txt $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h)
 MODEL_OPTION := $(if $(MODEL),--model $(MODEL),)
 
 .PHONY: setup test check serve demo demo-short clean

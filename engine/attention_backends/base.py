@@ -1,8 +1,8 @@
 """What an attention backend is: class-level facts, `validate`, and three calls.
 
-Per step `prepare(batch)`; per layer `append(...)`, then `attend(...)`. A backend sees only the
-part over history pages: two int32 a row. The suffix part and the combination are shared code
-(`suffix.py`).
+Per step `prepare(batch)`; per layer `append(...)`, then `attend(...)`. A backend has to know only
+the part over history pages: two int32 a row. The suffix part and the combination are shared code
+(`suffix.py`), unless the backend fuses them.
 
 Shapes: T query rows of a step, R requests, H heads, A qk_dim, V v_dim, P pages (the null page
 included), S page_size.
@@ -123,6 +123,9 @@ class AttentionBackend(ABC):
     is_bitwise: ClassVar[bool]
     """A row's bits do not depend on batch-mates, pieces, page size, block order or threads."""
 
+    fuses_suffix: ClassVar[bool] = False
+    """Whether it has `attend_with_suffix`, which then takes the place of `attend` in a step."""
+
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
 
@@ -157,3 +160,15 @@ class AttentionBackend(ABC):
     @abstractmethod
     def attend(self, pages: KvPages, q: torch.Tensor, bias: LayerBias | None = None) -> Partial:
         """q [T, H, A] -> attention over each row's interval. Writes no page."""
+
+    def attend_with_suffix(
+        self,
+        pages: KvPages,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: LayerBias | None = None,
+    ) -> torch.Tensor:
+        """The step's q [T, H, A], k [T, K, A], v [T, K, V] -> attention over each row's interval
+        and its suffix chain, float32 [T, H, V], before the model's constant scale."""
+        raise NotImplementedError(f"attention backend {self.name!r} does not fuse the suffix")

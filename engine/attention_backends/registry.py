@@ -1,4 +1,4 @@
-"""Attention backends by name: two built in, others through `engine.attention_backends`.
+"""Attention backends by name: three built in, others through `engine.attention_backends`.
 
 An entry of that group is a factory without arguments that returns the backend's class; what the
 backend needs (a GPU library, a kernel) is imported inside it, so a backend that is not used costs
@@ -21,10 +21,16 @@ if TYPE_CHECKING:
     from engine.models.base import ModelSpec
 
 GROUP = "engine.attention_backends"
-AUTO_ORDER: Mapping[str, tuple[str, ...]] = {"cpu": ("torch", "reference"), "cuda": ()}
+AUTO_ORDER: Mapping[str, tuple[str, ...]] = {"cpu": ("cpu", "torch", "reference"), "cuda": ()}
 """What `auto` tries on each platform, best first. Plug-ins are chosen by name only."""
 
 _log = logging.getLogger(__name__)
+
+
+def _native() -> type[AttentionBackend]:
+    from engine.attention_backends.native import CpuBackend
+
+    return CpuBackend
 
 
 def _torch_tiles() -> type[AttentionBackend]:
@@ -40,6 +46,7 @@ def _reference() -> type[AttentionBackend]:
 
 
 _BUILT_IN: Mapping[str, Callable[[], type[AttentionBackend]]] = {
+    "cpu": _native,
     "reference": _reference,
     "torch": _torch_tiles,
 }

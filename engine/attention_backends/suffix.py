@@ -1,4 +1,4 @@
-"""Attention over suffix chains, and its combination with the history part.
+"""All attention of a step: the backend's part over history pages, and the suffix chains.
 
 Written once for all backends. SiLU attention adds the two parts; softmax attention merges them by
 log-sum-exp (natural log, float32, -inf for a row without visible keys). A row's terms are taken in
@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention_backends.base import (
+    AttentionBackend,
     AttentionBatch,
     AttentionSpec,
+    KvPages,
     LayerBias,
     Partial,
 )
@@ -32,6 +34,29 @@ class _Column:
     row_position: torch.Tensor | None
     key_position: torch.Tensor | None
     buckets: torch.Tensor | None
+
+
+class StepAttention:
+    """Attention of one step's rows, over history and suffix. Calls the backend's `prepare`."""
+
+    def __init__(self, backend: AttentionBackend, batch: AttentionBatch) -> None:
+        self._backend = backend
+        backend.prepare(batch)
+        self._suffix = None if backend.fuses_suffix else SuffixAttention(backend.spec, batch)
+
+    def __call__(
+        self,
+        pages: KvPages,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: LayerBias | None = None,
+    ) -> torch.Tensor:
+        """One layer's q [T, H, A], k [T, K, A], v [T, K, V] -> float32 [T, H, V], before the
+        model's constant scale. The new K/V of history rows are in the pages already."""
+        if self._suffix is None:
+            return self._backend.attend_with_suffix(pages, q, k, v, bias)
+        return self._suffix.combine(self._backend.attend(pages, q, bias), q, k, v, bias)
 
 
 class SuffixAttention:

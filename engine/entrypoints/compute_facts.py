@@ -11,8 +11,8 @@ import torch
 import engine
 from engine.attention_backends.base import AttentionSpec
 from engine.attention_backends.registry import backend_class, backend_names
+from engine.native_library import find_library, load_library
 from engine.platforms.memory import available_bytes
-from engine.transfer.library import find_library, load_library
 
 
 def version() -> str:

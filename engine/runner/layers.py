@@ -14,7 +14,7 @@ from engine.attention_backends.base import (
     LayerBias,
 )
 from engine.attention_backends.registry import attention_spec
-from engine.attention_backends.suffix import SuffixAttention
+from engine.attention_backends.suffix import StepAttention
 from engine.errors import ConfigError
 from engine.models.base import Model
 from engine.transfer.jobs import CopyEngine, CopyJob
@@ -104,8 +104,7 @@ def run_layers(
             f"the attention scale of {model.spec.name} depends on the batch: "
             "set layers.scale_length to the N it was trained with"
         )
-    backend.prepare(batch)
-    suffix = SuffixAttention(backend.spec, batch)
+    attention = StepAttention(backend, batch)
     has_bias = model.spec.bias is not None
     for layer in range(model.spec.num_layers):
         rows = model.project(layer, x)
@@ -115,8 +114,7 @@ def run_layers(
         backend.append(
             layer_pages, rows.k.index_select(0, appended), rows.v.index_select(0, appended)
         )
-        history = backend.attend(layer_pages, rows.q, bias)
-        attended = suffix.combine(history, rows.q, rows.k, rows.v, bias)
+        attended = attention(layer_pages, rows.q, rows.k, rows.v, bias)
         x = model.output(layer, x, rows.u, attended.mul_(scale))
     return x
 

@@ -20,7 +20,7 @@ from engine.attention_backends.base import (
     KvPages,
     LayerBias,
 )
-from engine.attention_backends.suffix import SuffixAttention
+from engine.attention_backends.suffix import StepAttention
 from engine.runner.batch import PieceBias, PieceRows, assemble
 from engine.types import Int32Array, Int64Array
 
@@ -212,14 +212,13 @@ def run_step(
             )
             for name in ("q", "k", "v")
         )
-        backend.prepare(batch)
+        attention = StepAttention(backend, batch)
         before = store.snapshot()
         backend.append(store.pages, k[batch.append_rows], v[batch.append_rows])
         store.expect(before, batch.slot_mapping, k[batch.append_rows], v[batch.append_rows])
         before = store.snapshot()
-        partial = backend.attend(store.pages, q, problem.bias)
+        values = attention(store.pages, q, k, v, problem.bias)
         store.expect(before, batch.slot_mapping[:0], k[:0], v[:0])
-        values = SuffixAttention(spec, batch).combine(partial, q, k, v, problem.bias)
         indptr = batch.row_indptr.tolist()
         for piece, numbers, start in zip(pieces, rows, indptr, strict=False):
             request = problem.requests[piece.request]

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from engine.errors import ConfigError
+from engine.native_library import load_library
 from engine.platforms.cpu import HostArena, KvPools, Wake
 from engine.transfer.fault import CopyFault
 from engine.transfer.jobs import CopyJob, CopyProgress, Direction
-from engine.transfer.library import load_library
 from engine.transfer.runs import check_job
 from engine.types import Int64Array
 

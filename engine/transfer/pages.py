@@ -11,7 +11,7 @@ import functools
 
 import torch
 
-from engine.transfer.library import load_library
+from engine.native_library import load_library
 
 
 def gather_pages(

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Literal
 
 from engine.errors import ConfigError
+from engine.native_library import load_library
 from engine.platforms.cpu import HostArena, KvPools, Wake
 from engine.transfer.jobs import CopyEngine
-from engine.transfer.library import load_library
 from engine.transfer.native import NativeCopyEngine
 from engine.transfer.python import PythonCopyEngine
 

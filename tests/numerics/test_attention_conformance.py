@@ -20,7 +20,7 @@ _SMALL = [case for case in CASES if case.page_size == 7]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("backend", ["cpu", "reference", "torch"])
 def test_backend_conforms(backend, case):
     results = check_case(backend, case)
     assert not [str(result) for result in results if not result.passed]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.attention_backends.base import AttentionSpec
+from engine.attention_backends.native import CpuBackend
 from engine.attention_backends.reference import ReferenceBackend
 from engine.attention_backends.registry import (
     backend_class,
@@ -42,13 +43,23 @@ def install(tmp_path, monkeypatch):
 
 
 def test_built_in_backends_are_listed():
-    assert {"reference", "torch"} <= set(backend_names())
+    assert {"cpu", "reference", "torch"} <= set(backend_names())
 
 
-def test_auto_on_cpu_takes_torch_and_logs_why(caplog):
+def test_auto_on_cpu_takes_the_native_kernels_and_logs_why(caplog):
+    with caplog.at_level(logging.INFO):
+        assert isinstance(create_backend("auto", _spec()), CpuBackend)
+    assert "attention backend cpu: chosen for cpu (first choice)" in caplog.text
+
+
+def test_auto_without_the_native_library_takes_torch_and_says_why(caplog, monkeypatch):
+    missing = "the library is not there"
+    monkeypatch.setattr("engine.attention_backends.native.load_library", lambda: missing)
     with caplog.at_level(logging.INFO):
         assert isinstance(create_backend("auto", _spec()), TorchBackend)
-    assert "attention backend torch: chosen for cpu (first choice)" in caplog.text
+    assert f"attention backend torch: chosen for cpu (cpu: {missing})" in caplog.text
+    with pytest.raises(ConfigError, match=missing):
+        create_backend("cpu", _spec())
 
 
 def test_auto_without_a_backend_for_the_platform_says_so():

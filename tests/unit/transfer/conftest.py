@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from engine.models.base import ModelSpec
+from engine.native_library import load_library
 from engine.platforms.cpu import HostArena, KvPools, Wake
 from engine.testing.fakes import drain
 from engine.transfer.jobs import CopyEngine, CopyJob, CopyProgress, Direction
-from engine.transfer.library import load_library
 from engine.transfer.native import NativeCopyEngine
 from engine.transfer.python import PythonCopyEngine
 from engine.types import Task

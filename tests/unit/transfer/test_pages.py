@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.transfer.library import load_library
+from engine.native_library import load_library
 from engine.transfer.pages import (
     gather_pages,
     gather_pages_reference,

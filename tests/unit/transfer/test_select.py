@@ -8,7 +8,7 @@ import pytest
 
 import engine
 from engine.errors import ConfigError
-from engine.transfer.library import find_library, load_library
+from engine.native_library import find_library, load_library
 from engine.transfer.native import NativeCopyEngine
 from engine.transfer.python import PythonCopyEngine
 from engine.transfer.select import make_copy_engine

@@ -1,11 +1,6 @@
-// torch.ops.engine: thin bindings on torch's stable ABI. Checks stand here, work in cpu/.
-//
-// torch releases the GIL around every operator, so the blocking ones (copy_wait_layer, copy_close)
-// never hold it.
+// Copy workers, and the copies of pages to and from a chunk.
 
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
 #include <memory>
@@ -13,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "bindings/checks.h"
 #include "cpu/copy_worker.h"
 #include "cpu/gather_scatter.h"
 
@@ -20,8 +16,9 @@ namespace {
 
 using mtserve::CopyLayout;
 using mtserve::CopyWorker;
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
+using mtserve::bindings::check_vector;
+using mtserve::bindings::ScalarType;
+using mtserve::bindings::Tensor;
 
 // Open workers by number. Never destroyed: a worker left open at exit must not be joined by a
 // static destructor, when its thread may already be gone.
@@ -42,13 +39,6 @@ std::shared_ptr<CopyWorker> find_worker(int64_t worker) {
     const auto found = all.workers.find(worker);
     STD_TORCH_CHECK(found != all.workers.end(), "no copy worker has the number ", worker);
     return found->second;
-}
-
-void check_vector(const Tensor& tensor, ScalarType dtype, const char* name) {
-    STD_TORCH_CHECK(tensor.is_cpu(), name, " must be on the CPU");
-    STD_TORCH_CHECK(tensor.dim() == 1 && tensor.is_contiguous(), name,
-                    " must be one-dimensional and contiguous");
-    STD_TORCH_CHECK(tensor.scalar_type() == dtype, name, " has the wrong dtype");
 }
 
 int64_t copy_open(Tensor layers, int64_t arena, int64_t num_pages, int64_t num_chunks,
@@ -182,7 +172,7 @@ void scatter_pages(Tensor chunk, int64_t first, Tensor page_ids, Tensor pages) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY(engine, library) {
+STABLE_TORCH_LIBRARY_FRAGMENT(engine, library) {
     library.def(
         "copy_open(Tensor layers, int arena, int num_pages, int num_chunks, int pages_per_chunk, "
         "int page_bytes, int wake_fd, Tensor(a!) units_done) -> int");

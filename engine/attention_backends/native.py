@@ -1,0 +1,191 @@
+"""The `cpu` backend: the native kernels for SiLU and softmax attention, suffix chains fused in.
+
+What fixes a row's bits stands in `csrc/cpu/attention_kernel.h`. The instruction set is chosen at
+run time (base, AVX2, or AVX-512 with BF16); the environment variable ENGINE_CPU_ISA forces one.
+Bits differ between instruction sets, never within one.
+
+Legend: T rows of a step, N suffix rows, C chain columns, H heads, K kv heads, A qk_dim, V v_dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from engine.attention_backends.base import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionSpec,
+    BiasBatch,
+    KvPages,
+    LayerBias,
+    Partial,
+)
+from engine.attention_backends.bias import bucket_edges, time_buckets
+from engine.native_library import load_library
+
+TILE = 64
+"""Keys that the kernel handles at once; it may read that many bias weights beyond visible ones."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class NativeBias:
+    """What a `research` bias needs in a step, as the kernel reads it.
+
+    Attributes:
+        row_position: int64 [T].
+        buckets: uint8 [T, keys], time bucket of every row and key; whole tiles of columns.
+        chain_buckets: uint8 [N, C].
+        chain_distance: int64 [N, C], the key's position less the row's.
+    """
+
+    row_position: torch.Tensor
+    buckets: torch.Tensor
+    chain_buckets: torch.Tensor
+    chain_distance: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class NativeStep:
+    """A step as the kernels read it.
+
+    Attributes:
+        batch: The step.
+        suffix_of_row: int32 [T], a row's place among the suffix rows, -1: none. Empty: no suffix.
+        chains: int32 [N, C], rows of the step that a suffix row reads, -1: none.
+        bias: For models with one.
+    """
+
+    batch: AttentionBatch
+    suffix_of_row: torch.Tensor
+    chains: torch.Tensor
+    bias: NativeBias | None
+
+    @classmethod
+    def from_batch(cls, batch: AttentionBatch) -> NativeStep:
+        num_rows = len(batch.kv_lo)
+        suffix_of_row = torch.full((num_rows,), -1, dtype=torch.int32)
+        suffix_of_row[batch.suffix_rows] = torch.arange(len(batch.suffix_rows), dtype=torch.int32)
+        chains = torch.full(batch.suffix_chain.shape, -1, dtype=torch.int32)
+        is_read = batch.suffix_chain >= 0
+        chains[is_read] = batch.suffix_rows[batch.suffix_chain[is_read]].int()
+        bias = None if batch.bias is None else _native_bias(batch, batch.bias)
+        return cls(batch=batch, suffix_of_row=suffix_of_row, chains=chains, bias=bias)
+
+
+def _native_bias(batch: AttentionBatch, bias: BiasBatch) -> NativeBias:
+    num_keys = -(-bias.key_time.shape[1] // TILE) * TILE
+    buckets = torch.empty(len(batch.kv_lo), num_keys, dtype=torch.uint8)
+    torch.ops.engine.time_buckets(
+        bias.row_next_time, bias.key_time, batch.row_indptr, _edges(), buckets
+    )
+    # A place without a key has any: it is not read.
+    key = batch.suffix_chain.clamp_min(0)
+    row_position = bias.row_position[batch.suffix_rows].unsqueeze(1)
+    next_time = bias.row_next_time[batch.suffix_rows].unsqueeze(1)
+    return NativeBias(
+        row_position=bias.row_position,
+        buckets=buckets,
+        chain_buckets=time_buckets(next_time, bias.suffix_time[key]).to(torch.uint8),
+        chain_distance=bias.suffix_position[key] - row_position,
+    )
+
+
+def _edges() -> torch.Tensor:
+    return torch.tensor(bucket_edges(), dtype=torch.int64)
+
+
+def padded_position(bias: LayerBias) -> torch.Tensor:
+    """The position weights with a tile of zeros on both sides."""
+    return functional.pad(bias.position, (TILE, TILE))
+
+
+class CpuBackend(AttentionBackend):
+    """Native kernels on the CPU; float32 or bfloat16 K/V, sums in float32.
+
+    Owned by the device thread.
+    """
+
+    name = "cpu"
+    platforms = ("cpu",)
+    dtypes = (torch.float32, torch.bfloat16)
+    scores = ("silu", "softmax")
+    biases = ("research",)
+    is_bitwise = True
+    fuses_suffix = True
+
+    _step: NativeStep
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        super().__init__(spec)
+        self._no_suffix = torch.empty(0, dtype=torch.int32)
+
+    @classmethod
+    def validate(cls, spec: AttentionSpec) -> list[str]:
+        missing = load_library()
+        return [*([] if missing is None else [missing]), *super().validate(spec)]
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        self._step = NativeStep.from_batch(batch)
+
+    def append(self, pages: KvPages, k: torch.Tensor, v: torch.Tensor) -> None:
+        torch.ops.engine.append_kv(k, v, self._step.batch.slot_mapping, pages.k, pages.v)
+
+    def attend(self, pages: KvPages, q: torch.Tensor, bias: LayerBias | None = None) -> Partial:
+        num_rows, spec = len(q), self.spec
+        no_rows = q.new_empty((num_rows, spec.num_kv_heads, max(spec.qk_dim, spec.v_dim)))
+        k, v = no_rows[..., : spec.qk_dim], no_rows[..., : spec.v_dim]
+        lse = None if spec.score == "silu" else torch.empty(num_rows, spec.num_heads)
+        out = self._run(pages, q, k.contiguous(), v.contiguous(), bias, self._no_suffix, lse)
+        return Partial(out, lse)
+
+    def attend_with_suffix(
+        self,
+        pages: KvPages,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: LayerBias | None = None,
+    ) -> torch.Tensor:
+        return self._run(pages, q, k, v, bias, self._step.suffix_of_row, None)
+
+    def _run(
+        self,
+        pages: KvPages,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: LayerBias | None,
+        suffix_of_row: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> torch.Tensor:
+        step, spec = self._step, self.spec
+        batch, of_step = step.batch, step.bias if bias is not None else None
+        out = torch.empty(len(q), spec.num_heads, spec.v_dim)
+        torch.ops.engine.attention(
+            q,
+            k,
+            v,
+            pages.k,
+            pages.v,
+            batch.row_indptr,
+            batch.kv_lo,
+            batch.kv_hi,
+            batch.block_table,
+            suffix_of_row,
+            step.chains,
+            None if bias is None else padded_position(bias),
+            None if bias is None else bias.time,
+            None if of_step is None else of_step.row_position,
+            None if of_step is None else of_step.buckets,
+            None if of_step is None else of_step.chain_buckets,
+            None if of_step is None else of_step.chain_distance,
+            spec.alpha,
+            1.0,
+            spec.score == "softmax",
+            out,
+            lse,
+        )
+        return out
