@@ -9,6 +9,8 @@ visible (row, key, head). Beside it run the register FMA peak and the same step 
 of the padded dense form, in bf16 and in fp32, whichever is faster. Results are compared first. How
 many times faster has a limit only where the instructions in use multiply bf16: without them the
 dense form in fp32 runs near the same peak, and a dense form in bf16 would flatter.
+`share_of_fma_beside` is for a machine that does something else as well: the FMAs take as long as
+the layer, so they are disturbed as much; the peak is of short loops.
 
 `single_row`: one row of one request over more than 128 MB of K/V, against the bandwidth of reading
 that many bytes.
@@ -75,17 +77,20 @@ def measure_step(shape: BatchShape, dtype: str, settings: Settings) -> dict[str,
     error = relative_error(run.layer(), dense["float32"].rows())
     isa = ceilings.peak_isa(DTYPES[dtype], settings.isa)
     peak = ceilings.fma(isa, settings.threads)
+    beside = ceilings.long_fma(isa, settings.threads, timed(run.layer)())
     times = interleaved(
         {
             "layer": timed(run.layer),
             "prepare": timed(run.prepare),
             "peak": peak.run,
+            "beside": beside.run,
             **{f"dense {name}": timed(step) for name, step in dense.items()},
         },
         rounds=settings.rounds,
         budget_s=settings.budget_s,
     )
     peak_gflops = peak.flops / times["peak"].min_s / 1e9
+    beside_gflops = beside.flops / times["beside"].min_s / 1e9
     gflops = shape.flops / times["layer"].min_s / 1e9
     dense_s = {name: times[f"dense {name}"].min_s for name in dense}
     fastest = min(dense_s, key=lambda name: dense_s[name])
@@ -100,6 +105,7 @@ def measure_step(shape: BatchShape, dtype: str, settings: Settings) -> dict[str,
         "peak_isa": isa,
         "peak_gflops": rounded(peak_gflops),
         "share_of_peak": rounded(gflops / peak_gflops, 3),
+        "share_of_fma_beside": rounded(gflops / beside_gflops, 3),
         "dense_s": {name: _times(times[f"dense {name}"]) for name in dense},
         "dense_dtype": fastest,
         "over_dense": rounded(dense_s[fastest] / times["layer"].min_s, 3),

@@ -93,14 +93,24 @@ def peak_isa(dtype: torch.dtype, allowed: str | None = None) -> str:
 def fma(isa: str, threads: int) -> Fma:
     """FMAs on so many threads; a run is the fastest of some loops of a fraction of a millisecond,
     so that a few runs are enough to see the peak on a machine that does something else as well."""
-    number = ISAS.index(isa)
-    flops = _FMA_ROUNDS * threads * library().ceilings_fma_flops(number)
+    loop = _fma_loop(isa, threads, _FMA_ROUNDS)
+    return Fma(lambda: min(loop.run() for _ in range(_FMA_TRIES)), loop.flops)
 
-    def loop() -> float:
-        seconds: float = library().ceilings_fma_s(number, ctypes.c_long(_FMA_ROUNDS), threads)
+
+def long_fma(isa: str, threads: int, seconds: float) -> Fma:
+    """FMAs for about so long: what else the machine does slows them as it does other work."""
+    short = fma(isa, threads)
+    return _fma_loop(isa, threads, max(1, int(_FMA_ROUNDS * seconds / short.run())))
+
+
+def _fma_loop(isa: str, threads: int, rounds: int) -> Fma:
+    number = ISAS.index(isa)
+
+    def run() -> float:
+        seconds: float = library().ceilings_fma_s(number, ctypes.c_long(rounds), threads)
         return seconds
 
-    return Fma(lambda: min(loop() for _ in range(_FMA_TRIES)), flops)
+    return Fma(run, rounds * threads * library().ceilings_fma_flops(number))
 
 
 def read(memory: torch.Tensor, threads: int) -> Variant:

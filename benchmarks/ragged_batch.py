@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from engine.attention_backends.base import AttentionBackend, AttentionBatch, AttentionSpec, KvPages
-from engine.attention_backends.suffix import SuffixAttention
+from engine.attention_backends.suffix import StepAttention
 from engine.runner.batch import PieceRows, assemble
 
 PAGE_SIZE = 32
@@ -143,7 +143,7 @@ class RaggedBatch:
 
 
 class LayerRun:
-    """One layer of a step with a backend: `prepare` once, then append, attend, combine."""
+    """One layer of a step with a backend: `prepare` once, then append and attend."""
 
     def __init__(self, ragged: RaggedBatch, backend: AttentionBackend) -> None:
         self._ragged = ragged
@@ -152,8 +152,7 @@ class LayerRun:
 
     def prepare(self) -> None:
         """Plan the step, as the runner does before its first layer."""
-        self._backend.prepare(self._ragged.batch)
-        self._suffix = SuffixAttention(self._ragged.spec, self._ragged.batch)
+        self._attention = StepAttention(self._backend, self._ragged.batch)
 
     def layer(self) -> torch.Tensor:
         """Everything between a layer's projections and its output: float32 [T, H, D]."""
@@ -162,8 +161,7 @@ class LayerRun:
         self._backend.append(
             ragged.pages, ragged.k.index_select(0, appended), ragged.v.index_select(0, appended)
         )
-        history = self._backend.attend(ragged.pages, ragged.q, None)
-        return self._suffix.combine(history, ragged.q, ragged.k, ragged.v, None)
+        return self._attention(ragged.pages, ragged.q, ragged.k, ragged.v, None)
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
