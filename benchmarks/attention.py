@@ -69,9 +69,9 @@ class Settings(NamedTuple):
 @torch.inference_mode()
 def measure_step(shape: BatchShape, dtype: str, settings: Settings) -> dict[str, Any]:
     """One width and dtype: the backend, the compiled dense form and the peak, in turns."""
+    torch.compiler.reset()  # each shape is compiled anew, and torch gives up after 8 of a function
     ragged = RaggedBatch(shape, DTYPES[dtype], settings.score)
-    backend = create_backend(settings.backend, ragged.spec)
-    run = LayerRun(ragged, backend)
+    run = LayerRun(ragged, create_backend(settings.backend, ragged.spec))
     names = ("bfloat16", "float32") if dtype == "bfloat16" else ("float32",)
     dense = {name: DenseStep(ragged, DTYPES[name]) for name in names}
     error = relative_error(run.layer(), dense["float32"].rows())
@@ -117,9 +117,7 @@ def measure_single_row(tokens: int, settings: Settings) -> dict[str, Any]:
     """One new history row of one request: bytes of K/V a second, against reading them."""
     shape = BatchShape(lengths=(tokens,), new=1, candidates=0, num_heads=8, width=128)
     ragged = RaggedBatch(shape, torch.bfloat16, settings.score)
-    backend = create_backend(settings.backend, ragged.spec)
-    run = LayerRun(ragged, backend)
-    run.layer()
+    run = LayerRun(ragged, create_backend(settings.backend, ragged.spec))
     num_bytes = tokens * shape.token_bytes
     memory = torch.ones(num_bytes, dtype=torch.uint8)
     times = interleaved(

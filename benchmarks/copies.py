@@ -17,6 +17,7 @@ Exit status 1 when bytes arrive wrong, or a job at chunk granularity is slower t
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import sys
 import time
@@ -43,6 +44,7 @@ NUM_USERS = 4
 _TIMEOUT_S = 30.0
 
 Order = Literal["chunks", "scattered"]
+ORDERS: tuple[Order, ...] = ("chunks", "scattered")
 
 
 class Tiers:
@@ -103,6 +105,10 @@ class Tiers:
         assert job.succeeded
         return took_s if job.direction is Direction.ONLOAD else time.perf_counter() - began_s
 
+    def run_fresh(self, direction: Direction, order: Order, user: int) -> float:
+        """A new job, run; a job runs once."""
+        return self.run(self.job(direction, order, user))
+
     def pieces(self, job: CopyJob, pages_per_piece: int) -> CopyPieces:
         """The job's bytes as pieces of neighbouring pages, layer after layer."""
         first = np.arange(0, self.num_pages, pages_per_piece)
@@ -144,22 +150,21 @@ def measure(tiers: Tiers, rounds: int) -> dict[str, Any]:
     """All jobs and their memcpys in turns."""
     variants: dict[str, Callable[[], float]] = {}
     results: dict[str, Any] = {}
-    for direction, order in itertools.product(Direction, ("chunks", "scattered")):
+    for direction, order in itertools.product(Direction, ORDERS):
         jobs = [tiers.job(direction, order, user) for user in range(NUM_USERS)]
         size = tiers.pages_per_chunk if order == "chunks" else 1
         name = f"{direction.value} {order}"
-        results[name] = {"piece_bytes": size * tiers.pools.page_bytes}
+        tiers.run(jobs[0])
+        results[name] = {
+            "piece_bytes": size * tiers.pools.page_bytes,
+            "is_correct": tiers.is_equal(jobs[0]),
+        }
         variants[name] = _in_turn(
-            [
-                lambda d=direction, o=order, u=u: tiers.run(tiers.job(d, o, u))
-                for u in range(NUM_USERS)
-            ]
+            [functools.partial(tiers.run_fresh, direction, order, u) for u in range(NUM_USERS)]
         )
         variants[f"memcpy {name}"] = _in_turn(
             [ceilings.copy(tiers.pieces(job, size)) for job in jobs]
         )
-        tiers.run(jobs[0])
-        results[name]["is_correct"] = tiers.is_equal(jobs[0])
     source = torch.ones(NUM_USERS, tiers.user_bytes, dtype=torch.uint8)
     target = torch.zeros_like(source)
     variants["memcpy whole"] = _in_turn(

@@ -44,7 +44,7 @@ class DenseStep:
     def __init__(self, ragged: RaggedBatch, dtype: torch.dtype) -> None:
         self._ragged = ragged
         is_silu = ragged.spec.score == "silu"
-        self._q = _heads_first(torch.stack(list(split_requests(ragged.q, ragged.shape)))).to(dtype)
+        self._q = _heads_first(split_requests(ragged.q, ragged.shape)).to(dtype)
         self._k, self._v = self._keys(dtype)
         mask = self._mask()
         self._mask_RMN = mask.to(dtype) if is_silu else mask

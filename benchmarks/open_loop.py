@@ -25,12 +25,12 @@ class Due(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What became of a request.
+    """What became of the request of that number.
 
     status: 0 when the connection was closed or the answer did not come before the end.
     """
 
-    index: int
+    number: int
     latency_s: float
     status: int
     body: bytes
@@ -57,11 +57,11 @@ class _Connection:
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.index = -1
+        self.number = -1
         self._received = b""
 
-    def send(self, index: int, request: bytes) -> None:
-        self.index = index
+    def send(self, number: int, request: bytes) -> None:
+        self.number = number
         self._received = b""
         self.socket.sendall(request)
 
@@ -125,9 +125,9 @@ class OpenLoop:
             if not self._idle and len(self._busy) >= self._max_connections:
                 return
             connection = self._idle.pop() if self._idle else self._connect()
-            index = self._waiting.popleft()
+            number = self._waiting.popleft()
             self._busy[connection.socket.fileno()] = connection
-            connection.send(index, self._dues[index].request)
+            connection.send(number, self._dues[number].request)
 
     def _connect(self) -> _Connection:
         connection = _Connection(self._port)
@@ -150,7 +150,7 @@ class OpenLoop:
         del self._busy[descriptor]
         if answer[0]:
             self._idle.append(connection)
-        self._take(connection.index, *answer, stop)
+        self._take(connection.number, *answer, stop)
 
     def _forget_idle(self, descriptor: int) -> None:
         """The server has closed a connection that had nothing to do."""
@@ -159,22 +159,22 @@ class OpenLoop:
         self._idle.remove(closed)
         closed.socket.close()
 
-    def _take(self, index: int, status: int, body: bytes, stop: Stop | None) -> None:
-        latency_s = time.perf_counter() - self._start_s - self._dues[index].at_s
-        self._answers.append(Answer(index, latency_s, status, body))
+    def _take(self, number: int, status: int, body: bytes, stop: Stop | None) -> None:
+        latency_s = time.perf_counter() - self._start_s - self._dues[number].at_s
+        self._answers.append(Answer(number, latency_s, status, body))
         if stop is not None and (status != 200 or latency_s > stop.objective_s):
             self._num_bad += 1
 
     def _num_late(self, stop: Stop) -> int:
         """Requests that are late or failed already, answered or not."""
         limit_s = time.perf_counter() - self._start_s - stop.objective_s
-        pending = [one.index for one in self._busy.values()] + list(self._waiting)
-        return self._num_bad + sum(self._dues[index].at_s < limit_s for index in pending)
+        pending = [one.number for one in self._busy.values()] + list(self._waiting)
+        return self._num_bad + sum(self._dues[number].at_s < limit_s for number in pending)
 
     def _close(self) -> None:
         """Requests that are still under way have failed."""
         for connection in self._busy.values():
-            self._take(connection.index, 0, b"", None)
+            self._take(connection.number, 0, b"", None)
         for connection in (*self._busy.values(), *self._idle):
             connection.socket.close()
         self._poller.close()

@@ -15,6 +15,7 @@ and peak take turns. Exit status 1 when a step takes more than 1.33 times its fl
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from typing import Any, NamedTuple
@@ -175,7 +176,7 @@ def measure_family(
     linears = {name: LayerLinears(config, load.rows(first)) for name, first in firsts.items()}
     peak = ceilings.fma(ceilings.peak_isa(getattr(torch, config.dtype)), threads)
     error = _difference(steps.run(0), steps.run(firsts["cached"]))
-    variants = {name: timed(lambda first=first: steps.run(first)) for name, first in firsts.items()}
+    variants = {name: timed(functools.partial(steps.run, first)) for name, first in firsts.items()}
     variants |= {f"linear {name}": timed(layer) for name, layer in linears.items()}
     times = interleaved({**variants, "peak": peak.run}, rounds=rounds)
     steps.close()

@@ -8,7 +8,6 @@ Legend: R requests, T rows of the step, H heads, D width of a head, P pages, S p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -170,6 +169,6 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((difference / expected.float().square().mean()).sqrt())
 
 
-def split_requests(rows: torch.Tensor, shape: BatchShape) -> Sequence[torch.Tensor]:
-    """Rows of the step [T, ...] -> one tensor [rows, ...] per request."""
-    return rows.split(shape.rows)
+def split_requests(rows: torch.Tensor, shape: BatchShape) -> torch.Tensor:
+    """Rows of the step [T, ...] -> [R, rows, ...], a view."""
+    return rows.view(len(shape.lengths), shape.rows, *rows.shape[1:])

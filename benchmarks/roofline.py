@@ -10,6 +10,7 @@ variants of a group take turns.
 from __future__ import annotations
 
 import argparse
+import functools
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def linear_gflops(dtype: torch.dtype, rounds: int) -> dict[str, float]:
         layer = Linear(torch.randn(width_in, width_out, generator=generator).to(dtype), None)
         x = torch.randn(rows, width_in, generator=generator).to(dtype)
         name = f"{rows} x {width_in} x {width_out}"
-        variants[name] = timed(lambda layer=layer, x=x: layer(x))
+        variants[name] = timed(functools.partial(layer, x))
         flops[name] = 2 * rows * width_in * width_out
     times = interleaved(variants, rounds=rounds, budget_s=10.0)
     return {name: rounded(flops[name] / times[name].min_s / 1e9) for name in variants}
