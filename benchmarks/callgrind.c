@@ -1,8 +1,6 @@
 // Valgrind's client requests for instruction_jobs.py; outside of valgrind they do nothing.
 #include <valgrind/callgrind.h>
 
-int callgrind_is_there(void) { return RUNNING_ON_VALGRIND != 0; }
-
 void callgrind_start(void) {
     CALLGRIND_START_INSTRUMENTATION;
     CALLGRIND_ZERO_STATS;

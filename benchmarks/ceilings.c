@@ -65,10 +65,9 @@ static double run_threads(void (*work)(void*, int, int), void* argument, int num
 
 #define REPEAT12(one) \
     one(0) one(1) one(2) one(3) one(4) one(5) one(6) one(7) one(8) one(9) one(10) one(11)
-#define REPEAT24(one)                                                                       \
-    REPEAT12(one)                                                                           \
-    one(12) one(13) one(14) one(15) one(16) one(17) one(18) one(19) one(20) one(21) one(22) \
-        one(23)
+#define REPEAT24(one) \
+    REPEAT12(one)     \
+    one(12) one(13) one(14) one(15) one(16) one(17) one(18) one(19) one(20) one(21) one(22) one(23)
 
 static volatile float sink;
 
