@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--typical-candidates", type=int, default=192)
     options = parser.parse_args()
     ranker = fastest_model(options.model, options.typical_history, options.typical_candidates)
+    ranker.warm_up(options.typical_history, options.typical_candidates, options.max_batch)
     uvicorn.run(
         make_app(ranker, options.max_batch), host="127.0.0.1", port=options.port,
         log_level="warning", access_log=False, timeout_keep_alive=75,

@@ -35,7 +35,7 @@ def probe_at(rate, limit):
     return Probe(rate, 100, 100, 0, 0, 1.0, 1.0, rate <= limit, None)
 
 
-@pytest.mark.parametrize("limit", [0.3, 3.0, 4.0, 57.0])
+@pytest.mark.parametrize("limit", [1.3, 3.0, 4.0, 57.0])
 def test_goodput_is_just_below_the_rate_that_fails(limit):
     plan = Plan(first_rate=4.0, seconds=1.0, min_requests=1, resolution=0.05, tries=1)
     found, probes = goodput(lambda rate: probe_at(rate, limit), plan)
