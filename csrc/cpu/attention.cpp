@@ -16,6 +16,7 @@ namespace {
 // Products below which starting a second thread costs more than it saves.
 constexpr double kSmallWork = 2e6;
 constexpr int kMinQueryRows = 24;
+constexpr int kFewRows = 24;
 constexpr int kTasksPerThread = 4;
 
 struct Free {
@@ -45,17 +46,22 @@ class Scratch {
 thread_local Scratch scratch;
 
 double block_work(const AttentionArgs& args, const QueryBlock& block) {
-    return static_cast<double>(block.stop - block.first) * (block.hi - block.lo) *
+    return static_cast<double>(block.num_sums()) * (block.hi - block.lo) *
            (args.qk_dim + args.v_dim);
 }
 
-// Rows of every request in blocks of at most max_rows, for every head; the most work first.
+// Heads of a block that has so many rows.
+int heads_at_once(const AttentionArgs& args, int num_rows) {
+    return num_rows > kFewRows ? 1 : std::min(args.num_heads, kMaxSums / num_rows);
+}
+
+// Rows of every request in blocks of at most max_rows, for all heads; the most work first.
 std::vector<QueryBlock> cut_blocks(const AttentionArgs& args, int max_rows) {
     std::vector<QueryBlock> blocks;
     for (int request = 0; request < args.num_requests; ++request) {
         const int stop = args.row_indptr[request + 1];
         for (int first = args.row_indptr[request]; first < stop; first += max_rows) {
-            QueryBlock block{request, 0, first, std::min(first + max_rows, stop), 0, 0};
+            QueryBlock block{request, first, std::min(first + max_rows, stop), 0, 0, 0, 0};
             for (int row = block.first; row < block.stop; ++row) {
                 if (args.kv_lo[row] < args.kv_hi[row]) {
                     const bool is_first = block.hi == 0;
@@ -63,7 +69,9 @@ std::vector<QueryBlock> cut_blocks(const AttentionArgs& args, int max_rows) {
                     block.hi = std::max(block.hi, args.kv_hi[row]);
                 }
             }
-            for (block.head = 0; block.head < args.num_heads; ++block.head) {
+            const int heads = heads_at_once(args, block.num_rows());
+            for (; block.first_head < args.num_heads; block.first_head += heads) {
+                block.num_heads = std::min(heads, args.num_heads - block.first_head);
                 blocks.push_back(block);
             }
         }
@@ -74,20 +82,20 @@ std::vector<QueryBlock> cut_blocks(const AttentionArgs& args, int max_rows) {
     return blocks;
 }
 
-// A range's sums at `memory`, and their size for `rows` rows.
-RangeSums sums_at(char* memory, int64_t rows, int64_t acc_width) {
+// A range's sums at `memory`, and the bytes they take.
+RangeSums sums_at(char* memory, int64_t num_sums, int64_t acc_width) {
     auto* floats = reinterpret_cast<float*>(memory);
-    return {floats, floats + rows * acc_width, floats + rows * (acc_width + 1)};
+    return {floats, floats + num_sums * acc_width, floats + num_sums * (acc_width + 1)};
 }
 
-int64_t sums_bytes(int64_t rows, int64_t acc_width) {
-    return (rows * (acc_width + 2) * 4 + 63) / 64 * 64;
+int64_t sums_bytes(int64_t num_sums, int64_t acc_width) {
+    return (num_sums * (acc_width + 2) * 4 + 63) / 64 * 64;
 }
 
-void clear(RangeSums sums, int64_t rows, int64_t acc_width) {
-    std::fill_n(sums.acc, rows * acc_width, 0.0f);
-    std::fill_n(sums.top, rows, -INFINITY);
-    std::fill_n(sums.total, rows, 0.0f);
+void clear(RangeSums sums, int64_t num_sums, int64_t acc_width) {
+    std::fill_n(sums.acc, num_sums * acc_width, 0.0f);
+    std::fill_n(sums.top, num_sums, -INFINITY);
+    std::fill_n(sums.total, num_sums, 0.0f);
 }
 
 struct RangeBounds {
@@ -106,20 +114,20 @@ RangeBounds nth_range(const QueryBlock& block, int nth) {
 
 // One block from its first key to its last row of output.
 void run_block(const AttentionArgs& args, const AttentionKernels& kernel, const QueryBlock& block) {
-    const int64_t rows = block.stop - block.first, width = kernel.padded_v_dim(args);
-    const int64_t bytes = sums_bytes(rows, width);
+    const int64_t sums = block.num_sums(), width = kernel.padded_v_dim(args);
+    const int64_t bytes = sums_bytes(sums, width);
     char* memory = scratch.take(2 * bytes + kernel.workspace_bytes(args));
-    const RangeSums total = sums_at(memory, rows, width);
-    const RangeSums range = sums_at(memory + bytes, rows, width);
+    const RangeSums total = sums_at(memory, sums, width);
+    const RangeSums range = sums_at(memory + bytes, sums, width);
     char* workspace = memory + 2 * bytes;
-    clear(total, rows, width);
+    clear(total, sums, width);
     if (block.lo < block.hi) {
         kernel.prepare_block(args, block, workspace);
     }
     for (int nth = 0; nth < num_ranges(block); ++nth) {
         const auto [first, stop] = nth_range(block, nth);
         kernel.sum_range(args, block, first, stop, workspace, range);
-        kernel.merge_range(args, static_cast<int>(rows), total, range);
+        kernel.merge_range(args, static_cast<int>(sums), total, range);
     }
     kernel.finish_block(args, block, total);
 }
@@ -141,15 +149,11 @@ void run_ranges(const AttentionArgs& args, const AttentionKernels& kernel,
             tasks.push_back({static_cast<int>(i), nth});
         }
     }
-    int64_t most_rows = 0;
-    for (const QueryBlock& block : blocks) {
-        most_rows = std::max<int64_t>(most_rows, block.stop - block.first);
-    }
-    const int64_t bytes = sums_bytes(most_rows, width);
+    const int64_t bytes = sums_bytes(kMaxSums, width);
     Scratch all;
     char* ranges = all.take(std::max<int64_t>(1, static_cast<int64_t>(tasks.size())) * bytes);
     const auto sums_of = [&](int64_t task, const QueryBlock& block) {
-        return sums_at(ranges + task * bytes, block.stop - block.first, width);
+        return sums_at(ranges + task * bytes, block.num_sums(), width);
     };
     run_tasks(static_cast<int64_t>(tasks.size()), threads, [&](int64_t i) {
         const QueryBlock& block = blocks[tasks[i].block];
@@ -160,12 +164,11 @@ void run_ranges(const AttentionArgs& args, const AttentionKernels& kernel,
     });
     run_tasks(static_cast<int64_t>(blocks.size()), threads, [&](int64_t i) {
         const QueryBlock& block = blocks[i];
-        const int64_t rows = block.stop - block.first;
-        const RangeSums total = sums_at(scratch.take(bytes), rows, width);
-        clear(total, rows, width);
+        const int sums = block.num_sums();
+        const RangeSums total = sums_at(scratch.take(bytes), sums, width);
+        clear(total, sums, width);
         for (int nth = 0; nth < num_ranges(block); ++nth) {
-            kernel.merge_range(args, static_cast<int>(rows), total,
-                               sums_of(first_task[i] + nth, block));
+            kernel.merge_range(args, sums, total, sums_of(first_task[i] + nth, block));
         }
         kernel.finish_block(args, block, total);
     });
@@ -175,7 +178,7 @@ void run_ranges(const AttentionArgs& args, const AttentionKernels& kernel,
 
 void attend(const AttentionArgs& args) {
     const AttentionKernels& kernel = kernels().attention;
-    int max_rows = kMaxQueryRows;
+    int max_rows = kMaxSums;
     std::vector<QueryBlock> blocks = cut_blocks(args, max_rows);
     double work = 0;
     int64_t ranges = 0;

@@ -69,21 +69,29 @@ struct AttentionArgs {
     float* lse = nullptr;  // [T, H], softmax only, may be null
 };
 
-// A block of query rows of one head: rows [first, stop) of one request.
+// Rows [first, stop) of one request in `num_heads` heads. Many rows take one head at a time, few
+// rows all heads, so that a token's keys, which stand one head after another, are read in one go.
 struct QueryBlock {
     int request;
-    int head;
     int first;
     int stop;
     int lo;  // history positions [lo, hi) that some row sees
     int hi;
+    int first_head;
+    int num_heads;
+
+    int num_rows() const { return stop - first; }
+
+    // Rows of all heads: head by head.
+    int num_sums() const { return num_rows() * num_heads; }
 };
 
-constexpr int kTile = 64;     // keys of a tile, at positions [64 k, 64 k + 64)
-constexpr int kRange = 1024;  // keys summed before they are added to the total
-constexpr int kMaxQueryRows = 192;
+constexpr int kTile = 64;      // keys of a tile, at positions [64 k, 64 k + 64)
+constexpr int kRange = 1024;   // keys summed before they are added to the total
+constexpr int kMaxSums = 192;  // rows times heads of a block
 
-// Sums over one range of keys, of a block's rows: acc [rows, padded v_dim], top and total [rows].
+// Sums over one range of keys, of a block's rows in every head: acc [sums, padded v_dim], top and
+// total [sums].
 struct RangeSums {
     float* acc;
     float* top;    // softmax: largest score
@@ -102,7 +110,7 @@ struct AttentionKernels {
     void (*sum_range)(const AttentionArgs&, const QueryBlock&, int first, int stop, char* workspace,
                       RangeSums);
     // Add a range's sums to the running ones, in order of the ranges.
-    void (*merge_range)(const AttentionArgs&, int num_rows, RangeSums total, RangeSums range);
+    void (*merge_range)(const AttentionArgs&, int num_sums, RangeSums total, RangeSums range);
     // Add the suffix part, normalise, scale, and write the rows of out and lse.
     void (*finish_block)(const AttentionArgs&, const QueryBlock&, RangeSums total);
 };

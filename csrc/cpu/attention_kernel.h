@@ -24,8 +24,10 @@
 
 namespace mtserve::MTSERVE_ISA {
 
-constexpr int kGroupRows = 24;  // rows whose scores stay in the first cache
-static_assert(kGroupRows % kMicroRows == 0 && kMaxQueryRows % kGroupRows == 0);
+constexpr int kGroupRows = 24;  // rows that skip hidden keys together
+constexpr int kDirectRows = 3;  // so few rows take their values straight from the pages
+constexpr int kMaxGroups = (kMaxSums + kGroupRows - 1) / kGroupRows;
+static_assert(kGroupRows % kMicroRows == 0);
 static_assert(kTile % kPanelWidth == 0);
 
 inline int smaller(int a, int b) {
@@ -40,11 +42,11 @@ inline int larger(int a, int b) {
 template <class Operand>
 struct Workspace {
     using Word = typename Operand::Word;
-    Word* queries;    // [rows, q_words]
-    Word* keys;       // [kTile / kPanelWidth][q_words][kPanelWidth]
-    Word* values;     // [v_panels][tile words][kPanelWidth]
-    float* scores;    // [kGroupRows, kTile]
-    Word* weights;    // [kGroupRows, tile words]; the scores themselves where words are floats
+    Word* queries;    // [sums, q_words]
+    Word* keys;       // [panels of a part][q_words][kPanelWidth]
+    Word* values;     // [v_panels][words of a part][kPanelWidth]
+    float* scores;    // [sums, kTile]
+    Word* weights;    // [sums, tile words]; the scores themselves where words are floats
     char* zero_row;   // a key or value row of zeros
     int64_t q_words;  // steps of a score
     int64_t v_panels;
@@ -64,15 +66,15 @@ Workspace<Operand> carve(const AttentionArgs& args, char* memory) {
         return taken;
     };
     constexpr int64_t kTileWords = kTile / Operand::kPerWord;
-    space.queries = reinterpret_cast<Word*>(take(kMaxQueryRows * space.q_words * sizeof(Word)));
+    space.queries = reinterpret_cast<Word*>(take(kMaxSums * space.q_words * sizeof(Word)));
     space.keys = reinterpret_cast<Word*>(take(kTile * space.q_words * sizeof(Word)));
     space.values =
         reinterpret_cast<Word*>(take(space.v_panels * kTileWords * kPanelWidth * sizeof(Word)));
-    space.scores = reinterpret_cast<float*>(take(kGroupRows * kTile * sizeof(float)));
+    space.scores = reinterpret_cast<float*>(take(kMaxSums * kTile * sizeof(float)));
     if constexpr (Operand::kPerWord == 1) {
         space.weights = reinterpret_cast<Word*>(space.scores);
     } else {
-        space.weights = reinterpret_cast<Word*>(take(kGroupRows * kTileWords * sizeof(Word)));
+        space.weights = reinterpret_cast<Word*>(take(kMaxSums * kTileWords * sizeof(Word)));
     }
     const int64_t row_bytes = 4 * larger(args.qk_dim, args.v_dim);
     space.zero_row = take(row_bytes);
@@ -90,7 +92,7 @@ inline const typename Source::Value* head_row(const HeadRows& rows, int64_t row,
            static_cast<int64_t>(head) * width;
 }
 
-// Rows of a tile's keys, one head; unseen ones are the row of zeros.
+// Where a tile's keys and values stand, first head. Only those that some row sees have a place.
 struct TileRows {
     const void* keys[kTile];
     const void* values[kTile];
@@ -117,25 +119,40 @@ inline uint64_t seen_keys(const AttentionArgs& args, const QueryBlock& block, in
     return seen;
 }
 
+// A tile and its seen keys; none: there are no more tiles.
+struct Tile {
+    int first;
+    uint64_t seen;
+};
+
+// The first tile from `tile_first` on, up to `stop`, with a key that some row sees.
+inline Tile next_tile(const AttentionArgs& args, const QueryBlock& block, int tile_first, int first,
+                      int stop) {
+    for (; tile_first < stop; tile_first += kTile) {
+        const uint64_t seen = seen_keys(args, block, tile_first, larger(tile_first, first),
+                                        smaller(tile_first + kTile, stop));
+        if (seen != 0) {
+            return {tile_first, seen};
+        }
+    }
+    return {stop, 0};
+}
+
 template <class Source>
-void find_tile_rows(const AttentionArgs& args, const QueryBlock& block, int tile_first,
-                    uint64_t seen, const void* zero_row, TileRows& rows) {
+void find_tile_rows(const AttentionArgs& args, const QueryBlock& block, Tile tile, TileRows& rows) {
     using Value = typename Source::Value;
-    const int kv_head = block.head / (args.num_heads / args.num_kv_heads);
     const int32_t* table = args.block_table + block.request * args.max_blocks;
-    const auto* keys = static_cast<const Value*>(args.k_pages.values) + kv_head * args.qk_dim;
-    const auto* values = static_cast<const Value*>(args.v_pages.values) + kv_head * args.v_dim;
-    int64_t slot = tile_first / args.page_size;
-    int64_t offset = tile_first % args.page_size;
+    const auto* keys = static_cast<const Value*>(args.k_pages.values);
+    const auto* values = static_cast<const Value*>(args.v_pages.values);
+    int64_t slot = tile.first / args.page_size;
+    int64_t offset = tile.first % args.page_size;
     for (int i = 0; i < kTile; ++i) {
-        if ((seen >> i) & 1) {
+        if ((tile.seen >> i) & 1) {
             const int64_t page = table[slot];
             rows.keys[i] =
                 keys + page * args.k_pages.page_stride + offset * args.k_pages.token_stride;
             rows.values[i] =
                 values + page * args.v_pages.page_stride + offset * args.v_pages.token_stride;
-        } else {
-            rows.keys[i] = rows.values[i] = zero_row;
         }
         if (++offset == args.page_size) {
             offset = 0;
@@ -143,6 +160,55 @@ void find_tile_rows(const AttentionArgs& args, const QueryBlock& block, int tile
         }
     }
 }
+
+// Keys [first, stop) of a tile.
+struct Part {
+    int first;
+    int stop;
+};
+
+// One head's rows of a part: `rows` moved by `bytes`, or the row of zeros.
+inline void find_part_rows(const void* const* rows, Tile tile, Part part, int64_t bytes,
+                           const void* zero_row, const void** found) {
+    for (int i = part.first; i < part.stop; ++i) {
+        found[i - part.first] =
+            (tile.seen >> i) & 1 ? static_cast<const char*>(rows[i]) + bytes : zero_row;
+    }
+}
+
+// What is read next: `bytes` of each seen row of a part. Lines are asked for a few at a time,
+// between pieces of the present work, because the machine can wait for few of them at once.
+class Stream {
+  public:
+    Stream(const void* const* rows, Tile tile, Part part, int64_t first_byte, int64_t bytes)
+        : rows_(rows), tile_(tile), part_(part), first_byte_(first_byte), bytes_(bytes) {}
+
+    void advance() {
+        constexpr int kLines = 4;
+        constexpr int64_t kLineBytes = 64;
+        for (int i = 0; i < kLines && part_.first < part_.stop; ++i) {
+            if ((tile_.seen >> part_.first) & 1) {
+                const char* row = static_cast<const char*>(rows_[part_.first]) + first_byte_;
+                __builtin_prefetch(row + at_, 0, 2);
+                at_ += kLineBytes;
+            } else {
+                at_ = bytes_;
+            }
+            if (at_ >= bytes_) {
+                at_ = 0;
+                ++part_.first;
+            }
+        }
+    }
+
+  private:
+    const void* const* rows_;
+    Tile tile_;
+    Part part_;
+    int64_t first_byte_;
+    int64_t bytes_;
+    int64_t at_ = 0;
+};
 
 // A row's view of a tile: it sees the keys [first, stop) of it.
 struct RowSpan {
@@ -236,79 +302,206 @@ void softmax_weights(const AttentionArgs& args, float* scores, typename Operand:
     *row_total += sum_lanes(sum);
 }
 
-// Tile columns that a group of rows has to compute, and those it adds up.
-struct GroupSpan {
-    int first;
-    int stop;
-};
-
-inline GroupSpan group_span(const AttentionArgs& args, int first_row, int num_rows,
-                            int tile_first) {
-    GroupSpan span{kTile, 0};
-    for (int row = first_row; row < first_row + num_rows; ++row) {
+// The keys of a tile that some row of a group sees; none: first >= stop.
+inline Part group_part(const AttentionArgs& args, int first_row, int stop_row, int tile_first) {
+    Part part{kTile, 0};
+    for (int row = first_row; row < stop_row; ++row) {
         const RowSpan seen = row_span(args, row, tile_first);
         if (seen.first < seen.stop) {
-            span.first = smaller(span.first, seen.first);
-            span.stop = larger(span.stop, seen.stop);
+            part.first = smaller(part.first, seen.first);
+            part.stop = larger(part.stop, seen.stop);
         }
     }
-    return span;
+    return part;
 }
 
-// One group of rows against one packed tile.
+// A block against one tile, in all heads: scores, weights, values. While it is computed, the next
+// tile's rows are on their way to the cache.
 template <class Operand>
-void add_tile(const AttentionArgs& args, const Workspace<Operand>& space, const QueryBlock& block,
-              int first_row, int num_rows, int tile_first, RangeSums sums) {
+class TileSum {
+  public:
+    TileSum(const AttentionArgs& args, const QueryBlock& block, const Workspace<Operand>& space,
+            RangeSums sums)
+        : args_(args), block_(block), space_(space), sums_(sums) {}
+
+    void add(Tile tile, const TileRows& rows, Tile next, const TileRows& next_rows) {
+        num_groups_ = 0;
+        for (int row = block_.first; row < block_.stop; row += kGroupRows) {
+            const int stop = smaller(row + kGroupRows, block_.stop);
+            groups_[num_groups_++] = {row - block_.first, stop - block_.first,
+                                      group_part(args_, row, stop, tile.first)};
+        }
+        // Heads share a token's row, so with several heads a part is read for all of them before
+        // the next one; with one head and many rows larger parts are better.
+        constexpr int kKeysAtOnce = kPanelWidth * kPanelsAtOnce;
+        const int values_at_once = block_.num_heads > 1 ? kKeysAtOnce : kTile;
+        for (int first = 0; first < kTile; first += kKeysAtOnce) {
+            const Part part{first, first + kKeysAtOnce};
+            const bool is_last = part.stop == kTile;
+            Stream coming = is_last ? values_coming(rows, tile, {0, values_at_once})
+                                    : keys_coming(rows, tile, after(part));
+            multiply_keys(tile, rows, part, coming);
+        }
+        for (int head = 0; head < block_.num_heads; ++head) {
+            for (int group = 0; group < num_groups_; ++group) {
+                weigh(groups_[group], head * block_.num_rows(), tile.first);
+            }
+        }
+        for (int first = 0; first < kTile; first += values_at_once) {
+            const Part part{first, first + values_at_once};
+            const bool is_last = part.stop == kTile;
+            Stream coming = is_last ? keys_coming(next_rows, next, {0, kKeysAtOnce})
+                                    : values_coming(rows, tile, after(part));
+            add_values(tile, rows, part, coming);
+        }
+    }
+
+  private:
     using Word = typename Operand::Word;
-    constexpr int kTileWords = kTile / Operand::kPerWord;
-    const GroupSpan span = group_span(args, first_row, num_rows, tile_first);
-    if (span.first >= span.stop) {
-        return;
+    using Value = typename Operand::Source::Value;
+    static constexpr int kTileWords = kTile / Operand::kPerWord;
+
+    // Rows [first, stop) of the block, and the keys that some of them see.
+    struct Group {
+        int first;
+        int stop;
+        Part seen;
+    };
+
+    static Part after(Part part) { return {part.stop, 2 * part.stop - part.first}; }
+
+    Stream keys_coming(const TileRows& rows, Tile tile, Part part) const {
+        return {rows.keys, tile, part, key_bytes(0), key_bytes(block_.num_heads) - key_bytes(0)};
     }
-    const int place = first_row - block.first;  // of the group in the block
-    const int first_panel = span.first / kPanelWidth;
-    const int stop_panel = (span.stop + kPanelWidth - 1) / kPanelWidth;
-    const int64_t acc_width = space.v_panels * kPanelWidth;
-    for (int panel = first_panel; panel < stop_panel; ++panel) {
-        multiply_panel<Operand, false>(space.queries + place * space.q_words, space.q_words,
-                                       space.keys + panel * space.q_words * kPanelWidth,
-                                       space.q_words, num_rows, space.scores + panel * kPanelWidth,
-                                       kTile);
+
+    Stream values_coming(const TileRows& rows, Tile tile, Part part) const {
+        return {rows.values, tile, part, value_bytes(0),
+                value_bytes(block_.num_heads) - value_bytes(0)};
     }
-    const int first = first_panel * kPanelWidth, stop = stop_panel * kPanelWidth;
-    for (int i = 0; i < num_rows; ++i) {
-        const int row = first_row + i;
-        float* scores = space.scores + i * kTile;
-        Word* weights = space.weights + i * kTileWords;
-        const RowSpan seen = row_span(args, row, tile_first);
-        if (seen.first >= seen.stop) {
-            std::memset(weights + first / Operand::kPerWord, 0,
-                        (stop - first) / Operand::kPerWord * sizeof(Word));
-            continue;
+
+    // Bytes before the block's `nth` head in a token's keys; of all its heads for num_heads.
+    int64_t kv_head(int nth) const {
+        const int heads_per_kv = args_.num_heads / args_.num_kv_heads;
+        return nth < block_.num_heads ? (block_.first_head + nth) / heads_per_kv
+                                      : (block_.first_head + nth - 1) / heads_per_kv + 1;
+    }
+
+    int64_t key_bytes(int nth) const { return kv_head(nth) * args_.qk_dim * sizeof(Value); }
+
+    int64_t value_bytes(int nth) const { return kv_head(nth) * args_.v_dim * sizeof(Value); }
+
+    void multiply_keys(Tile tile, const TileRows& rows, Part part, Stream& coming) {
+        const void* found[kTile];
+        for (int head = 0; head < block_.num_heads; ++head) {
+            find_part_rows(rows.keys, tile, part, key_bytes(head), space_.zero_row, found);
+            Operand::pack_keys(found, part.stop - part.first, args_.qk_dim, space_.q_words,
+                               space_.keys, coming);
+            for (int i = 0; i < num_groups_; ++i) {
+                const Group& group = groups_[i];
+                if (group.seen.first >= part.stop || group.seen.stop <= part.first) {
+                    continue;
+                }
+                const int64_t place = head * block_.num_rows() + group.first;
+                multiply_panels<Operand>(space_.queries + place * space_.q_words, space_.q_words,
+                                         space_.keys, space_.q_words, group.stop - group.first,
+                                         (part.stop - part.first) / kPanelWidth,
+                                         space_.scores + place * kTile + part.first, kTile);
+            }
         }
-        RowBias of_row{};
-        const RowBias* bias = nullptr;
-        if (args.bias.position != nullptr) {
-            of_row = row_bias(args, row, tile_first);
-            bias = &of_row;
+    }
+
+    // Scores of a group -> weights, in whole panels.
+    void weigh(const Group& group, int head_place, int tile_first) {
+        if (group.seen.first >= group.seen.stop) {
+            return;
         }
-        if (args.is_softmax) {
-            softmax_weights<Operand>(args, scores, weights, first, stop, seen, bias,
-                                     sums.acc + (place + i) * acc_width, acc_width,
-                                     sums.top + place + i, sums.total + place + i);
-        } else {
-            silu_weights<Operand>(args, scores, weights, first, stop, seen, bias);
+        const int first = group.seen.first / kPanelWidth * kPanelWidth;
+        const int stop = (group.seen.stop + kPanelWidth - 1) / kPanelWidth * kPanelWidth;
+        const int64_t acc_width = space_.v_panels * kPanelWidth;
+        for (int i = group.first; i < group.stop; ++i) {
+            const int row = block_.first + i;
+            const int64_t place = head_place + i;
+            float* scores = space_.scores + place * kTile;
+            Word* weights = space_.weights + place * kTileWords;
+            const RowSpan seen = row_span(args_, row, tile_first);
+            if (seen.first >= seen.stop) {
+                std::memset(weights + first / Operand::kPerWord, 0,
+                            (stop - first) / Operand::kPerWord * sizeof(Word));
+                continue;
+            }
+            RowBias of_row{};
+            const RowBias* bias = nullptr;
+            if (args_.bias.position != nullptr) {
+                of_row = row_bias(args_, row, tile_first);
+                bias = &of_row;
+            }
+            if (args_.is_softmax) {
+                softmax_weights<Operand>(args_, scores, weights, first, stop, seen, bias,
+                                         sums_.acc + place * acc_width, acc_width,
+                                         sums_.top + place, sums_.total + place);
+            } else {
+                silu_weights<Operand>(args_, scores, weights, first, stop, seen, bias);
+            }
         }
     }
-    const int first_word = span.first / Operand::kPerWord;
-    const int num_words = (span.stop + Operand::kPerWord - 1) / Operand::kPerWord - first_word;
-    for (int64_t panel = 0; panel < space.v_panels; ++panel) {
-        multiply_panel<Operand, true>(
-            space.weights + first_word, kTileWords,
-            space.values + (panel * kTileWords + first_word) * kPanelWidth, num_words, num_rows,
-            sums.acc + place * acc_width + panel * kPanelWidth, acc_width);
+
+    void add_values(Tile tile, const TileRows& rows, Part part, Stream& coming) {
+        const void* found[kTile];
+        for (int head = 0; head < block_.num_heads; ++head) {
+            find_part_rows(rows.values, tile, part, value_bytes(head), space_.zero_row, found);
+            if constexpr (Operand::kHasDirectValues) {
+                if (block_.num_rows() <= kDirectRows) {
+                    add_direct_values(found, part, head, coming);
+                    continue;
+                }
+            }
+            Operand::pack_values(found, part.stop - part.first, args_.v_dim, space_.values, coming);
+            add_packed_values(part, head);
+        }
     }
-}
+
+    void add_direct_values(const void* const* found, Part part, int head, Stream& coming) {
+        const int64_t acc_width = space_.v_panels * kPanelWidth;
+        const Part seen = groups_[0].seen;
+        const int first = larger(seen.first, part.first), stop = smaller(seen.stop, part.stop);
+        for (int row = 0; row < block_.num_rows(); ++row) {
+            const int64_t place = head * block_.num_rows() + row;
+            Operand::add_values(space_.weights + place * kTileWords + part.first, found,
+                                first - part.first, stop - part.first, args_.v_dim,
+                                sums_.acc + place * acc_width, coming);
+        }
+    }
+
+    void add_packed_values(Part part, int head) {
+        const int64_t acc_width = space_.v_panels * kPanelWidth;
+        const int part_words = (part.stop - part.first) / Operand::kPerWord;
+        for (int i = 0; i < num_groups_; ++i) {
+            const Group& group = groups_[i];
+            const int first = larger(group.seen.first, part.first) / Operand::kPerWord;
+            const int stop =
+                (smaller(group.seen.stop, part.stop) + Operand::kPerWord - 1) / Operand::kPerWord;
+            if (first >= stop) {
+                continue;
+            }
+            const int64_t place = head * block_.num_rows() + group.first;
+            const int skipped = first - part.first / Operand::kPerWord;
+            for (int64_t panel = 0; panel < space_.v_panels; ++panel) {
+                multiply_panel<Operand, true>(
+                    space_.weights + place * kTileWords + first, kTileWords,
+                    space_.values + (panel * part_words + skipped) * kPanelWidth, stop - first,
+                    group.stop - group.first, sums_.acc + place * acc_width + panel * kPanelWidth,
+                    acc_width);
+            }
+        }
+    }
+
+    const AttentionArgs& args_;
+    const QueryBlock& block_;
+    const Workspace<Operand>& space_;
+    const RangeSums sums_;
+    Group groups_[kMaxGroups];
+    int num_groups_ = 0;
+};
 
 // The functions of AttentionKernels for one kind of operand.
 template <class Operand>
@@ -317,63 +510,64 @@ struct Attention {
 
     static void prepare_block(const AttentionArgs& args, const QueryBlock& block, char* memory) {
         const Workspace<Operand> space = carve<Operand>(args, memory);
-        for (int row = block.first; row < block.stop; ++row) {
-            Operand::pack_row(head_row<Source>(args.q, row, block.head, args.qk_dim), args.qk_dim,
-                              space.queries + (row - block.first) * space.q_words);
+        auto* words = space.queries;
+        for (int head = block.first_head; head < block.first_head + block.num_heads; ++head) {
+            for (int row = block.first; row < block.stop; ++row, words += space.q_words) {
+                Operand::pack_row(head_row<Source>(args.q, row, head, args.qk_dim), args.qk_dim,
+                                  words);
+            }
         }
     }
 
     static void sum_range(const AttentionArgs& args, const QueryBlock& block, int first, int stop,
                           char* memory, RangeSums sums) {
         const Workspace<Operand> space = carve<Operand>(args, memory);
-        const int num_rows = block.stop - block.first;
-        std::memset(sums.acc, 0, num_rows * space.v_panels * kPanelWidth * sizeof(float));
+        const int num_sums = block.num_sums();
+        std::memset(sums.acc, 0, num_sums * space.v_panels * kPanelWidth * sizeof(float));
         if (args.is_softmax) {
-            for (int i = 0; i < num_rows; ++i) {
+            for (int i = 0; i < num_sums; ++i) {
                 sums.top[i] = -INFINITY;
                 sums.total[i] = 0.0f;
             }
         }
-        TileRows rows;
-        for (int tile = first / kTile * kTile; tile < stop; tile += kTile) {
-            const int seen_first = larger(tile, first), seen_stop = smaller(tile + kTile, stop);
-            const uint64_t seen = seen_keys(args, block, tile, seen_first, seen_stop);
-            if (seen == 0) {
-                continue;
-            }
-            find_tile_rows<Source>(args, block, tile, seen, space.zero_row, rows);
-            Operand::pack_keys(rows.keys, args.qk_dim, space.q_words, space.keys);
-            Operand::pack_values(rows.values, args.v_dim, space.values);
-            for (int row = block.first; row < block.stop; row += kGroupRows) {
-                add_tile<Operand>(args, space, block, row, smaller(kGroupRows, block.stop - row),
-                                  tile, sums);
-            }
+        TileSum<Operand> sum(args, block, space, sums);
+        TileRows rows[2];
+        Tile tile = next_tile(args, block, first / kTile * kTile, first, stop);
+        find_tile_rows<Source>(args, block, tile, rows[0]);
+        for (int turn = 0; tile.seen != 0; turn ^= 1) {
+            const Tile next = next_tile(args, block, tile.first + kTile, first, stop);
+            find_tile_rows<Source>(args, block, next, rows[turn ^ 1]);
+            sum.add(tile, rows[turn], next, rows[turn ^ 1]);
+            tile = next;
         }
     }
 
     static void finish_block(const AttentionArgs& args, const QueryBlock& block, RangeSums total) {
         const int64_t width = padded_width(args.v_dim);
-        for (int row = block.first; row < block.stop; ++row) {
-            const int place = row - block.first;
-            float* acc = total.acc + place * width;
-            const int32_t suffix = args.suffix_of_row == nullptr ? -1 : args.suffix_of_row[row];
-            if (args.is_softmax) {
-                finish_softmax(args, block, row, suffix, acc, total.top[place], total.total[place]);
-            } else if (suffix >= 0) {
-                add_silu_chain(args, block, row, suffix, acc);
+        int place = 0;
+        for (int head = block.first_head; head < block.first_head + block.num_heads; ++head) {
+            for (int row = block.first; row < block.stop; ++row, ++place) {
+                float* acc = total.acc + place * width;
+                const int32_t suffix = args.suffix_of_row == nullptr ? -1 : args.suffix_of_row[row];
+                if (args.is_softmax) {
+                    finish_softmax(args, head, row, suffix, acc, total.top[place],
+                                   total.total[place]);
+                } else if (suffix >= 0) {
+                    add_silu_chain(args, head, row, suffix, acc);
+                }
+                float* out =
+                    args.out + (static_cast<int64_t>(row) * args.num_heads + head) * args.v_dim;
+                scale_row(acc, args.scale, args.v_dim, out);
             }
-            float* out =
-                args.out + (static_cast<int64_t>(row) * args.num_heads + block.head) * args.v_dim;
-            scale_row(acc, args.scale, args.v_dim, out);
         }
     }
 
   private:
-    static float chain_score(const AttentionArgs& args, const QueryBlock& block, int row,
-                             int32_t suffix, int link, int32_t key_row) {
-        const int kv_head = block.head / (args.num_heads / args.num_kv_heads);
+    static float chain_score(const AttentionArgs& args, int head, int row, int32_t suffix, int link,
+                             int32_t key_row) {
+        const int kv_head = head / (args.num_heads / args.num_kv_heads);
         const float dot =
-            dot_rows<Source>(head_row<Source>(args.q, row, block.head, args.qk_dim),
+            dot_rows<Source>(head_row<Source>(args.q, row, head, args.qk_dim),
                              head_row<Source>(args.k, key_row, kv_head, args.qk_dim), args.qk_dim);
         const float score = dot * args.alpha;
         const AttentionBias& bias = args.bias;
@@ -387,27 +581,27 @@ struct Attention {
         return score + (bias.position[distance] + bias.time[bias.chain_buckets[at]]);
     }
 
-    static const typename Source::Value* chain_value(const AttentionArgs& args,
-                                                     const QueryBlock& block, int32_t key_row) {
-        const int kv_head = block.head / (args.num_heads / args.num_kv_heads);
+    static const typename Source::Value* chain_value(const AttentionArgs& args, int head,
+                                                     int32_t key_row) {
+        const int kv_head = head / (args.num_heads / args.num_kv_heads);
         return head_row<Source>(args.v, key_row, kv_head, args.v_dim);
     }
 
-    static void add_silu_chain(const AttentionArgs& args, const QueryBlock& block, int row,
-                               int32_t suffix, float* acc) {
+    static void add_silu_chain(const AttentionArgs& args, int head, int row, int32_t suffix,
+                               float* acc) {
         const int32_t* chain = args.chains + static_cast<int64_t>(suffix) * args.max_chain;
         for (int link = 0; link < args.max_chain; ++link) {
             if (chain[link] < 0) {
                 continue;
             }
-            const float score = chain_score(args, block, row, suffix, link, chain[link]);
-            add_scaled<Source>(silu_scalar(score), chain_value(args, block, chain[link]),
-                               args.v_dim, acc);
+            const float score = chain_score(args, head, row, suffix, link, chain[link]);
+            add_scaled<Source>(silu_scalar(score), chain_value(args, head, chain[link]), args.v_dim,
+                               acc);
         }
     }
 
-    static void finish_softmax(const AttentionArgs& args, const QueryBlock& block, int row,
-                               int32_t suffix, float* acc, float top, float total) {
+    static void finish_softmax(const AttentionArgs& args, int head, int row, int32_t suffix,
+                               float* acc, float top, float total) {
         const int64_t width = padded_width(args.v_dim);
         const int32_t* chain =
             suffix < 0 ? nullptr : args.chains + static_cast<int64_t>(suffix) * args.max_chain;
@@ -415,7 +609,7 @@ struct Attention {
             if (chain[link] < 0) {
                 continue;
             }
-            const float score = chain_score(args, block, row, suffix, link, chain[link]);
+            const float score = chain_score(args, head, row, suffix, link, chain[link]);
             if (score > top) {
                 const float factor = top == -INFINITY ? 0.0f : exp_scalar(top - score);
                 for (int64_t i = 0; i < width; i += Vec::kWidth) {
@@ -426,7 +620,7 @@ struct Attention {
             }
             const float weight = exp_scalar(score - top);
             total += weight;
-            add_scaled<Source>(weight, chain_value(args, block, chain[link]), args.v_dim, acc);
+            add_scaled<Source>(weight, chain_value(args, head, chain[link]), args.v_dim, acc);
         }
         const bool is_seen = total > 0.0f || total != total;
         if (is_seen) {
@@ -435,21 +629,21 @@ struct Attention {
             }
         }
         if (args.lse != nullptr) {
-            args.lse[static_cast<int64_t>(row) * args.num_heads + block.head] =
+            args.lse[static_cast<int64_t>(row) * args.num_heads + head] =
                 is_seen ? top + std::log(total) : -INFINITY;
         }
     }
 };
 
-inline void merge_range(const AttentionArgs& args, int num_rows, RangeSums total, RangeSums range) {
+inline void merge_range(const AttentionArgs& args, int num_sums, RangeSums total, RangeSums range) {
     const int64_t width = padded_width(args.v_dim);
     if (!args.is_softmax) {
-        for (int64_t i = 0; i < num_rows * width; i += Vec::kWidth) {
+        for (int64_t i = 0; i < num_sums * width; i += Vec::kWidth) {
             store(total.acc + i, load(total.acc + i) + load(range.acc + i));
         }
         return;
     }
-    for (int row = 0; row < num_rows; ++row) {
+    for (int row = 0; row < num_sums; ++row) {
         if (range.top[row] == -INFINITY) {
             continue;
         }

@@ -84,9 +84,9 @@ inline Vec nearest(Vec a) {
     return {_mm256_round_ps(a.lanes, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 
-inline Vec power_of_two(Vec a) {
-    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(a.lanes), _mm256_set1_epi32(127));
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23))};
+inline Vec times_power_of_two(Vec a, Vec n) {
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.lanes), _mm256_set1_epi32(127));
+    return {_mm256_mul_ps(a.lanes, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)))};
 }
 
 inline Vec keep_lanes(Vec a, int first, int stop, Vec other) {

@@ -78,9 +78,8 @@ inline Vec nearest(Vec a) {
     return {_mm512_roundscale_ps(a.lanes, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 
-inline Vec power_of_two(Vec a) {
-    const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(a.lanes), _mm512_set1_epi32(127));
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
+inline Vec times_power_of_two(Vec a, Vec n) {
+    return {_mm512_scalef_ps(a.lanes, n.lanes)};
 }
 
 inline Vec keep_lanes(Vec a, int first, int stop, Vec other) {

@@ -93,10 +93,10 @@ inline Vec nearest(Vec a) {
     return (a + magic) - magic;
 }
 
-// 2^a for integers a in [-126, 127].
-inline Vec power_of_two(Vec a) {
-    const IntLanes exponent = __builtin_convertvector(a.lanes, IntLanes);
-    return {reinterpret_cast<Vec::Lanes>((exponent + 127) << 23)};
+// a * 2^n for integers n in [-126, 127].
+inline Vec times_power_of_two(Vec a, Vec n) {
+    const IntLanes exponent = __builtin_convertvector(n.lanes, IntLanes);
+    return {a.lanes * reinterpret_cast<Vec::Lanes>((exponent + 127) << 23)};
 }
 
 // Lanes [first, stop) of a, elsewhere `other`.

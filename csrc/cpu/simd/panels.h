@@ -16,6 +16,8 @@
 namespace mtserve::MTSERVE_ISA {
 
 constexpr int kPanelWidth = kPanelVecs * Vec::kWidth;
+constexpr int kPanelsAtOnce = kPanelVecs >= 4 ? 1 : 2;  // so that one row has enough sums under way
+static_assert(kTile % (kPanelWidth * kPanelsAtOnce) == 0);
 
 inline int64_t padded_width(int width) {
     return (width + kPanelWidth - 1) / kPanelWidth * kPanelWidth;
@@ -123,11 +125,45 @@ inline void transpose_part(const void* const rows[], int64_t row_bytes, int64_t 
     transpose_words(starts, target, stride);
 }
 
+// acc += sum over keys [first, stop) of weights[key] * rows[key], in order of the keys: the bits of
+// multiply_panel, without packed values.
+template <class Source, class Stream>
+inline void add_weighted_rows(const float* weights, const void* const rows[], int first, int stop,
+                              int width, float* acc, Stream& stream) {
+    constexpr int kVecs = 8;
+    int column = 0;
+    for (; column + kVecs * Vec::kWidth <= width; column += kVecs * Vec::kWidth) {
+        Vec sums[kVecs];
+#pragma GCC unroll 8
+        for (int vec = 0; vec < kVecs; ++vec) {
+            sums[vec] = load(acc + column + vec * Vec::kWidth);
+        }
+        for (int key = first; key < stop; ++key) {
+            const auto* row = static_cast<const typename Source::Value*>(rows[key]) + column;
+            const Vec weight = broadcast(weights[key]);
+            stream.advance();
+#pragma GCC unroll 8
+            for (int vec = 0; vec < kVecs; ++vec) {
+                sums[vec] = fma(weight, Source::load(row + vec * Vec::kWidth), sums[vec]);
+            }
+        }
+#pragma GCC unroll 8
+        for (int vec = 0; vec < kVecs; ++vec) {
+            store(acc + column + vec * Vec::kWidth, sums[vec]);
+        }
+    }
+    for (int key = first; column < width && key < stop; ++key) {
+        const auto* row = static_cast<const typename Source::Value*>(rows[key]) + column;
+        add_scaled<Source>(weights[key], row, width - column, acc + column);
+    }
+}
+
 // Floats: one dimension (or key) a step.
 struct FloatWords {
     using Word = float;
     static constexpr int kPerWord = 1;
     static constexpr int kStoreVecs = 1;
+    static constexpr bool kHasDirectValues = true;
 
     static Vec multiply(Vec sum, float a, const float* b) {
         return fma(broadcast(a), load(b), sum);
@@ -147,12 +183,15 @@ struct FloatOperand : FloatWords {
         std::memcpy(words, row, width * sizeof(float));
     }
 
-    static void pack_keys(const void* const rows[], int width, int64_t num_words, float* panels) {
+    template <class Stream>
+    static void pack_keys(const void* const rows[], int num_keys, int width, int64_t num_words,
+                          float* panels, Stream& stream) {
         float block[Vec::kWidth * Vec::kWidth];
-        for (int key = 0; key < kTile; key += Vec::kWidth) {
+        for (int key = 0; key < num_keys; key += Vec::kWidth) {
             float* column =
                 panels + key / kPanelWidth * num_words * kPanelWidth + key % kPanelWidth;
             for (int64_t word = 0; word < num_words; word += Vec::kWidth) {
+                stream.advance();
                 const int64_t count = num_words - word;
                 if (count >= Vec::kWidth) {
                     transpose_part(rows + key, 4 * width, word,
@@ -169,22 +208,32 @@ struct FloatOperand : FloatWords {
         }
     }
 
-    static void pack_values(const void* const rows[], int width, float* panels) {
-        pack_value_rows<Source>(rows, width, panels);
+    template <class Stream>
+    static void pack_values(const void* const rows[], int num_keys, int width, float* panels,
+                            Stream& stream) {
+        pack_value_rows<Source>(rows, num_keys, width, panels, stream);
+    }
+
+    template <class Stream>
+    static void add_values(const float* weights, const void* const rows[], int first, int stop,
+                           int width, float* acc, Stream& stream) {
+        add_weighted_rows<Source>(weights, rows, first, stop, width, acc, stream);
     }
 
     // Rows of values -> panels of floats, zeros beyond the width.
-    template <class From>
-    static void pack_value_rows(const void* const rows[], int width, float* panels) {
-        for (int column = 0; column < padded_width(width); column += Vec::kWidth) {
-            float* target =
-                panels + column / kPanelWidth * kTile * kPanelWidth + column % kPanelWidth;
-            const int count = width - column;
-            for (int key = 0; key < kTile; ++key, target += kPanelWidth) {
-                const auto* row = static_cast<const typename From::Value*>(rows[key]) + column;
-                store(target, count >= Vec::kWidth ? From::load(row)
-                              : count > 0          ? load_some<From>(row, count)
-                                                   : broadcast(0.0f));
+    template <class From, class Stream>
+    static void pack_value_rows(const void* const rows[], int num_keys, int width, float* panels,
+                                Stream& stream) {
+        const int64_t panel_floats = int64_t{kPanelWidth} * num_keys;
+        for (int key = 0; key < num_keys; ++key, panels += kPanelWidth) {
+            stream.advance();
+            const auto* row = static_cast<const typename From::Value*>(rows[key]);
+            for (int column = 0; column < padded_width(width); column += Vec::kWidth) {
+                const int count = width - column;
+                store(panels + column / kPanelWidth * panel_floats + column % kPanelWidth,
+                      count >= Vec::kWidth ? From::load(row + column)
+                      : count > 0          ? load_some<From>(row + column, count)
+                                           : broadcast(0.0f));
             }
         }
     }
@@ -198,6 +247,7 @@ struct Bf16Operand {
     using Word = uint32_t;
     static constexpr int kPerWord = 2;
     static constexpr int kStoreVecs = 2;
+    static constexpr bool kHasDirectValues = false;
     static constexpr bool kIsCoarse = true;
 
     static Vec multiply(Vec sum, uint32_t a, const uint32_t* b) { return dot_pairs(sum, a, b); }
@@ -211,13 +261,15 @@ struct Bf16Operand {
         std::memcpy(words, row, width * sizeof(uint16_t));
     }
 
-    static void pack_keys(const void* const rows[], int width, int64_t num_words,
-                          uint32_t* panels) {
+    template <class Stream>
+    static void pack_keys(const void* const rows[], int num_keys, int width, int64_t num_words,
+                          uint32_t* panels, Stream& stream) {
         uint32_t block[Vec::kWidth * Vec::kWidth];
-        for (int key = 0; key < kTile; key += Vec::kWidth) {
+        for (int key = 0; key < num_keys; key += Vec::kWidth) {
             uint32_t* column =
                 panels + key / kPanelWidth * num_words * kPanelWidth + key % kPanelWidth;
             for (int64_t word = 0; word < num_words; word += Vec::kWidth) {
+                stream.advance();
                 const int64_t count = num_words - word;
                 if (count >= Vec::kWidth) {
                     transpose_part(rows + key, 2 * width, word, column + word * kPanelWidth,
@@ -233,23 +285,28 @@ struct Bf16Operand {
         }
     }
 
-    static void pack_values(const void* const rows[], int width, uint32_t* panels) {
+    template <class Stream>
+    static void pack_values(const void* const rows[], int num_keys, int width, uint32_t* panels,
+                            Stream& stream) {
         constexpr int kPart = 2 * Vec::kWidth;
-        for (int column = 0; column < padded_width(width); column += kPart) {
-            uint32_t* target =
-                panels + column / kPanelWidth * (kTile / 2) * kPanelWidth + column % kPanelWidth;
-            const int count = width - column;
-            for (int key = 0; key < kTile; key += 2, target += kPanelWidth) {
-                const auto* even = static_cast<const uint16_t*>(rows[key]) + column;
-                const auto* odd = static_cast<const uint16_t*>(rows[key + 1]) + column;
+        const int64_t panel_words = int64_t{kPanelWidth} * (num_keys / 2);
+        for (int key = 0; key < num_keys; key += 2, panels += kPanelWidth) {
+            stream.advance();
+            stream.advance();
+            const auto* even = static_cast<const uint16_t*>(rows[key]);
+            const auto* odd = static_cast<const uint16_t*>(rows[key + 1]);
+            for (int column = 0; column < padded_width(width); column += kPart) {
+                uint32_t* target =
+                    panels + column / kPanelWidth * panel_words + column % kPanelWidth;
+                const int count = width - column;
                 if (count >= kPart) {
-                    interleave_rows(even, odd, target);
+                    interleave_rows(even + column, odd + column, target);
                     continue;
                 }
                 uint16_t tails[2][kPart] = {};
                 if (count > 0) {
-                    std::memcpy(tails[0], even, count * sizeof(uint16_t));
-                    std::memcpy(tails[1], odd, count * sizeof(uint16_t));
+                    std::memcpy(tails[0], even + column, count * sizeof(uint16_t));
+                    std::memcpy(tails[1], odd + column, count * sizeof(uint16_t));
                 }
                 interleave_rows(tails[0], tails[1], target);
             }
@@ -274,12 +331,15 @@ struct Bf16Operand : FloatWords {
         }
     }
 
-    static void pack_keys(const void* const rows[], int width, int64_t num_words, float* panels) {
+    template <class Stream>
+    static void pack_keys(const void* const rows[], int num_keys, int width, int64_t num_words,
+                          float* panels, Stream& stream) {
         uint32_t pairs[Vec::kWidth * Vec::kWidth];
-        for (int key = 0; key < kTile; key += Vec::kWidth) {
+        for (int key = 0; key < num_keys; key += Vec::kWidth) {
             float* column =
                 panels + key / kPanelWidth * num_words * kPanelWidth + key % kPanelWidth;
             for (int64_t first = 0; first < num_words; first += 2 * Vec::kWidth) {
+                stream.advance();
                 transpose_part(rows + key, 2 * width, first / 2, pairs, Vec::kWidth);
                 const int64_t left = num_words - first;
                 const int count = left < 2 * Vec::kWidth ? static_cast<int>(left) : 2 * Vec::kWidth;
@@ -291,8 +351,16 @@ struct Bf16Operand : FloatWords {
         }
     }
 
-    static void pack_values(const void* const rows[], int width, float* panels) {
-        FloatOperand::pack_value_rows<Source>(rows, width, panels);
+    template <class Stream>
+    static void pack_values(const void* const rows[], int num_keys, int width, float* panels,
+                            Stream& stream) {
+        FloatOperand::pack_value_rows<Source>(rows, num_keys, width, panels, stream);
+    }
+
+    template <class Stream>
+    static void add_values(const float* weights, const void* const rows[], int first, int stop,
+                           int width, float* acc, Stream& stream) {
+        add_weighted_rows<Source>(weights, rows, first, stop, width, acc, stream);
     }
 };
 
@@ -331,6 +399,39 @@ inline void multiply_rows(const typename Operand::Word* a, int64_t a_stride,
     }
 }
 
+// c = a @ panels for one row, whose sums in one panel are too few to keep the machine busy: panels
+// side by side. c has the panels' columns one after another.
+template <class Operand, int kPanels>
+inline void multiply_row(const typename Operand::Word* a, const typename Operand::Word* panels,
+                         int64_t steps, float* c) {
+    Vec sums[kPanels][kPanelVecs];
+#pragma GCC unroll 8
+    for (int panel = 0; panel < kPanels; ++panel) {
+#pragma GCC unroll 4
+        for (int vec = 0; vec < kPanelVecs; ++vec) {
+            sums[panel][vec] = broadcast(0.0f);
+        }
+    }
+    for (int64_t step = 0; step < steps; ++step) {
+#pragma GCC unroll 8
+        for (int panel = 0; panel < kPanels; ++panel) {
+#pragma GCC unroll 4
+            for (int vec = 0; vec < kPanelVecs; ++vec) {
+                sums[panel][vec] = Operand::multiply(
+                    sums[panel][vec], a[step],
+                    panels + (panel * steps + step) * kPanelWidth + vec * Vec::kWidth);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int panel = 0; panel < kPanels; ++panel) {
+#pragma GCC unroll 4
+        for (int vec = 0; vec < kPanelVecs; ++vec) {
+            store(c + panel * kPanelWidth + vec * Vec::kWidth, sums[panel][vec]);
+        }
+    }
+}
+
 // The last rows, fewer than kMicroRows.
 template <class Operand, bool kAdds, int kRows = kMicroRows - 1>
 inline void multiply_last_rows(int num_rows, const typename Operand::Word* a, int64_t a_stride,
@@ -358,6 +459,24 @@ void multiply_panel(const typename Operand::Word* a, int64_t a_stride,
     }
     multiply_last_rows<Operand, kAdds>(num_rows - row, a + row * a_stride, a_stride, panel, steps,
                                        c + row * c_stride, c_stride);
+}
+
+// c = a @ panels for panels that follow each other, [num_panels][steps][kPanelWidth].
+template <class Operand>
+void multiply_panels(const typename Operand::Word* a, int64_t a_stride,
+                     const typename Operand::Word* panels, int64_t steps, int num_rows,
+                     int num_panels, float* c, int64_t c_stride) {
+    int panel = 0;
+    if (num_rows == 1) {
+        for (; panel + kPanelsAtOnce <= num_panels; panel += kPanelsAtOnce) {
+            multiply_row<Operand, kPanelsAtOnce>(a, panels + panel * steps * kPanelWidth, steps,
+                                                 c + panel * kPanelWidth);
+        }
+    }
+    for (; panel < num_panels; ++panel) {
+        multiply_panel<Operand, false>(a, a_stride, panels + panel * steps * kPanelWidth, steps,
+                                       num_rows, c + panel * kPanelWidth, c_stride);
+    }
 }
 
 }  // namespace mtserve::MTSERVE_ISA
