@@ -179,7 +179,8 @@ def match(hashes: Uint64Array, length: int, tail_hash: int, chain: HashChain) ->
 
     hashes: uint64 [length // page_size], the state's page boundaries. tail_hash: the state's hash
     at `length`; read only when that lies inside a page. A state that does not have a delta
-    request's base is no match, and nothing is said against it: it does not diverge.
+    request's base is no match, and nothing is said against it: it does not diverge. The last boundary
+    in common stands for all before it; they are looked at only when it differs.
     """
     page_size, base_pages = chain.page_size, chain.base_pages
     common = min(len(hashes), len(chain.boundaries))
@@ -188,9 +189,9 @@ def match(hashes: Uint64Array, length: int, tail_hash: int, chain: HashChain) ->
         first = base_pages - 1
         if common <= first or hashes[first] != chain.boundaries[first]:
             return NO_MATCH
-    equal = hashes[first:common] == chain.boundaries[first:common]
-    if not equal.all():
-        pages = first + int(equal.argmin())
+    last = common - 1
+    if last >= first and hashes[last] != chain.boundaries[last]:
+        pages = first + int((hashes[first:common] != chain.boundaries[first:common]).argmax())
         return Match(matched=pages * page_size, is_prefix=False, diverges=True)
     if chain.length < length:
         return Match(matched=common * page_size, is_prefix=True, diverges=False)
