@@ -1,12 +1,14 @@
 """What planning costs: one request's fingerprints, reservation and commit, by number of users.
 
-    python benchmarks/planning.py [--users 1000 100000] [--samples 1000] [--output FILE]
+    python benchmarks/planning.py [--users 1000 100000 1000000] [--samples 1000] [--output FILE]
 
 Every user has a 4096-token state (pages of 32, chunks of 256) in both tiers, and the device pool
 is exactly full. Timed is `HashChain.from_records` (int64 [L, 4]) + `reserve` + `commit` for users
 drawn at random: "hit" asks for the 4096 tokens that are there; "append" brings 128 more, takes
 their 4 pages from the least recent users and makes an offload job; copies are no bytes and are
-not timed. Cost should not depend on the number of users. Memory is the growth of the process.
+not timed. Cost should not depend on the number of users. Memory is the growth of the process by
+the filled block manager, over its device pages; each number of users has a process of its own. A
+million users take about 4 minutes and 8 GB.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +36,8 @@ PAGES_PER_CHUNK = 8
 TOKENS = 4096
 NEW_TOKENS = 128
 COLUMNS = 4
-LIMIT_US = 150.0
+LIMIT_US = 40.0
+LIMIT_BYTES_PER_PAGE = 24.0
 
 
 class InstantCopies:
@@ -167,12 +172,15 @@ def fingerprint_time(samples: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Cost of planning a request.")
-    parser.add_argument("--users", type=int, nargs="+", default=[1000, 100_000])
+    parser.add_argument("--users", type=int, nargs="+", default=[1000, 100_000, 1_000_000])
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--output", help="write the result, with provenance, to this file")
     options = parser.parse_args()
-    runs = [measure(users, min(options.samples, users)) for users in options.users]
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
+        samples = [min(options.samples, users) for users in options.users]
+        runs = list(processes.map(measure, options.users, samples))
     medians = [run["hit"]["p50_us"] for run in runs]
+    bytes_per_page = runs[-1]["bytes_per_page"]
     write_result(
         options.output,
         {
@@ -188,7 +196,8 @@ def main() -> None:
             "fingerprints_us": fingerprint_time(options.samples),
             "runs": runs,
             "limit_us": LIMIT_US,
-            "is_within_limit": max(medians) <= LIMIT_US,
+            "limit_bytes_per_page": LIMIT_BYTES_PER_PAGE,
+            "is_within_limit": max(medians) <= LIMIT_US and bytes_per_page <= LIMIT_BYTES_PER_PAGE,
             "largest_to_smallest": round(medians[-1] / medians[0], 2),
         },
     )

@@ -34,9 +34,7 @@ def check(tiers: Tiers, reservations: Sequence[Reservation], *, idle: bool) -> N
         )
     _check_held(states, list(tiers.leaving), reservations)
     records = list(tiers.copies.records())
-    own_pages = [
-        reservation.block_table[reservation.num_shared :] for reservation in reservations
-    ]
+    own_pages = [reservation.block_table[reservation.num_shared :] for reservation in reservations]
     job_pages = [job.pages for job, _ in records]
     job_chunks = [record.chunks for _, record in records]
     state_pages = [state.pages for state in (*states, *tiers.leaving)]

@@ -179,6 +179,7 @@ class BlockManager:
             if key.private_to:
                 self._private_keys.add(key)
         held = state.pages[:reach]
+        table = np.concatenate((held, fresh)) if len(fresh) else held.copy()
         return self._open(
             Reservation(
                 key=key,
@@ -186,7 +187,7 @@ class BlockManager:
                 lookup=lookup,
                 start=start,
                 stop=stop,
-                block_table=np.concatenate((held, fresh)),
+                block_table=table,
                 num_shared=len(held),
                 onload=None,
                 is_private=lookup.is_prefix and stop > start,
@@ -454,6 +455,5 @@ def _require_base(key: UserKey, found: Match, chain: HashChain) -> None:
 
 
 def _lookup(state: UserState, found: Match) -> Lookup:
-    device_hit = min(found.matched, state.device_len)
-    host_hit = max(0, min(found.matched, state.host_len) - device_hit)
-    return Lookup(found.matched, device_hit, host_hit, found.is_prefix)
+    device_hit = min(found.matched, state.device_len)  # the rest is at most host_len
+    return Lookup(found.matched, device_hit, found.matched - device_hit, found.is_prefix)
