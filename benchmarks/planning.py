@@ -155,6 +155,7 @@ def measure(num_users: int, samples: int) -> dict[str, Any]:
         "bytes_per_user": round(population.bytes_per_user),
         "bytes_per_page": round(population.bytes_per_user * PAGE_SIZE / TOKENS, 1),
     }
+    note(f"{num_users} users: {result}; checking the books")
     population.manager.check_invariants(idle=True)
     return result
 

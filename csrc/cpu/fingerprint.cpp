@@ -3,14 +3,14 @@
 
 #include "cpu/fingerprint.h"
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstring>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 static_assert(std::endian::native == std::endian::little, "words are read as they lie in memory");
 
@@ -124,6 +124,7 @@ uint64_t hash_of(const std::byte* page, int64_t num_bytes, uint64_t seed) {
     for (int i = 0; i < num_stripes; ++i, stripe += kStripeBytes) {
         sums.add(stripe, secret + 8 * i);
     }
+    // 7 and 11 (bytes) are the specification's.
     sums.add(page + num_bytes - kStripeBytes, last_secret - 7);
     return sums.merge(secret + 11, static_cast<uint64_t>(num_bytes));
 }

@@ -6,7 +6,8 @@
 
 extern "C" {
 
-// hashes[i] = XXH3_64(page i, seed = the hash before; `seed` for the first), for i in [0, num_pages).
+// hashes[i] = XXH3_64(page i, seed = the hash before; `seed` for the first), for i in [0,
+// num_pages).
 //
 // records: num_pages * page_bytes bytes. page_bytes: above 240; XXH3 hashes shorter ones otherwise.
 void mtserve_hash_chain(const void* records, int64_t num_pages, int64_t page_bytes, uint64_t seed,

@@ -25,9 +25,9 @@ from typing import NamedTuple, Self
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from engine.block_manager.page_hashes import Uint64Array, hash_pages
+from engine.block_manager.page_hashes import hash_pages
 from engine.errors import InvalidRequest, InvariantError
-from engine.types import Int64Array
+from engine.types import Int64Array, Uint64Array
 
 _BASE_TEXT = re.compile(r"[0-9a-f]{32}")
 
@@ -138,7 +138,7 @@ class HashChain:
         boundary = int(self.boundaries[pages - 1]) if pages else self._start
         if rest == 0:
             return boundary
-        return xxh3_64_intdigest(self._rows[pages * self.page_size : length], boundary)
+        return xxh3_64_intdigest(self._rows[pages * self.page_size : length].data, boundary)
 
     def between(self, first_page: int, last_page: int) -> Uint64Array:
         """The hashes at the end of the pages [first_page, last_page), all above the base."""

@@ -12,7 +12,7 @@ from engine.block_manager.reservation import Reservation
 from engine.block_manager.tiers import Tiers
 from engine.block_manager.user_state import Residency, UserState
 from engine.errors import InvariantError
-from engine.types import Int32Array
+from engine.types import Int32Array, Int64Array
 
 
 def check(tiers: Tiers, reservations: Sequence[Reservation], *, idle: bool) -> None:
@@ -112,7 +112,7 @@ def _check_held(
 
 def _check_pool(pool: RefPool, name: str, owners: Iterable[Int32Array]) -> None:
     """Counts equal the owners', and free + referenced == all."""
-    expected = np.bincount(np.concatenate((NO_IDS, *owners)), minlength=pool.size)
+    expected = _num_owners(owners, pool.size)
     counts = pool.counts()
     if not np.array_equal(counts, expected):
         wrong = int(np.flatnonzero(counts != expected)[0])
@@ -149,7 +149,7 @@ def _check_accounts(tiers: Tiers, reservations: Sequence[Reservation]) -> None:
             (accounts.device.used, pages[accounts], "pages"),
             (accounts.host.used, chunks[accounts], "chunks"),
         ):
-            counted = len(np.unique(np.concatenate(ids))) if ids else 0
+            counted = np.count_nonzero(_num_owners(ids))
             _require(used == counted, f"{name}: {used} {what} on its account, {counted} are held")
         states = [state for state in tiers.states.values() if state.accounts is accounts]
         num_leaving = sum(state.accounts is accounts for state in tiers.leaving)
@@ -171,7 +171,11 @@ def _check_accounts(tiers: Tiers, reservations: Sequence[Reservation]) -> None:
 
 
 def _check_unshared(name: str, owners: Sequence[Int32Array]) -> None:
-    ids = np.concatenate(owners) if owners else np.zeros(0, dtype=np.int32)
-    unique, counts = np.unique(ids, return_counts=True)
-    if len(unique) != len(ids):
-        raise InvariantError(f"{name} {int(unique[counts > 1][0])} belongs to two users")
+    shared = np.flatnonzero(_num_owners(owners) > 1)
+    if len(shared):
+        raise InvariantError(f"{name} {shared[0]} belongs to two users")
+
+
+def _num_owners(owners: Iterable[Int32Array], size: int = 0) -> Int64Array:
+    """How many of these hold each id, for the ids up to the highest and at least `size`."""
+    return np.bincount(np.concatenate((NO_IDS, *owners)), minlength=size)

@@ -10,14 +10,11 @@ import ctypes
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 import engine
-from engine.types import Int64Array
+from engine.types import Int64Array, Uint64Array
 
-Uint64Array = NDArray[np.uint64]
 _LIBRARY = "_engine_hash.so"
 _NATIVE_FROM_BYTES = 241  # shorter inputs have an XXH3 of their own
 
@@ -38,8 +35,13 @@ def hash_pages_in_python(rows: Int64Array, page_size: int, seed: int, hashes: Ui
     """The same, without the library."""
     for page in range(len(hashes)):
         begin = page * page_size
-        seed = xxh3_64_intdigest(rows[begin : begin + page_size], seed)
+        seed = xxh3_64_intdigest(rows[begin : begin + page_size].data, seed)
         hashes[page] = seed
+
+
+def is_native() -> bool:
+    """Whether the library was loaded; only its speed is another."""
+    return _hash_chain is not None
 
 
 def load_hash_chain(folders: Iterable[str]) -> Callable[..., None] | None:
@@ -56,7 +58,7 @@ def load_hash_chain(folders: Iterable[str]) -> Callable[..., None] | None:
             pointer, number = ctypes.c_void_p, ctypes.c_int64
             function.argtypes = (pointer, number, number, ctypes.c_uint64, pointer)
             function.restype = None
-            return function  # type: ignore[no-any-return]
+            return function
     return None
 
 

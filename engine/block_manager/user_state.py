@@ -23,10 +23,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from engine.block_manager.accounts import VersionAccounts
-from engine.block_manager.fingerprint import Uint64Array
 from engine.block_manager.page_pool import NO_IDS
 from engine.transitions import next_state
-from engine.types import Int32Array
+from engine.types import Int32Array, Uint64Array
 
 
 class UserKey(NamedTuple):
