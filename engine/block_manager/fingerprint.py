@@ -104,13 +104,12 @@ class HashChain:
         length = len(rows)
         start = xxh3_64_intdigest(seed)
         boundaries = np.empty(length // page_size, dtype=np.uint64)
-        boundaries[:base_pages] = base_hash
-        hash_pages(
-            rows[base_pages * page_size :],
-            page_size,
-            base_hash if base_pages else start,
-            boundaries[base_pages:],
-        )
+        if base_pages:
+            boundaries[:base_pages] = base_hash
+            known = rows[base_pages * page_size :]
+            hash_pages(known, page_size, base_hash, boundaries[base_pages:])
+        else:
+            hash_pages(rows, page_size, start, boundaries)
         return cls(
             length=length,
             page_size=page_size,

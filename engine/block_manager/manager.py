@@ -143,7 +143,8 @@ class BlockManager:
             if state.residency is Residency.PINNED:
                 raise InvariantError(f"user {key.user_id!r} has a piece in flight already")
             found = self._match(state, chain)
-        _require_base(key, found, chain)
+        if found.matched < chain.base_len:
+            raise _missing_base(key, found, chain)
         if state is not None and found.diverges:
             self._diverge(state, found.matched)
             state = self._tiers.states.get(key)
@@ -445,13 +446,12 @@ class BlockManager:
         return match(state.hashes, state.length, state.tail_hash, chain)
 
 
-def _require_base(key: UserKey, found: Match, chain: HashChain) -> None:
+def _missing_base(key: UserKey, found: Match, chain: HashChain) -> InvariantError:
     """A piece may not begin among rows that a delta request does not send."""
-    if found.matched < chain.base_len:
-        raise InvariantError(
-            f"{found.matched} tokens of user {key.user_id!r} match, the piece needs its base of "
-            f"{chain.base_len}"
-        )
+    return InvariantError(
+        f"{found.matched} tokens of user {key.user_id!r} match, the piece needs its base of "
+        f"{chain.base_len}"
+    )
 
 
 def _lookup(state: UserState, found: Match) -> Lookup:

@@ -134,10 +134,12 @@ class UserState:
     _chunks: Int32Array = field(default_factory=lambda: NO_IDS)
     _hashes: Uint64Array = field(default_factory=lambda: _NO_HASHES)
 
+    def __str__(self) -> str:
+        return f"the state of user {self.key.user_id!r}"
+
     def fire(self, event: Event) -> None:
         """Take a transition; a pair that is not in the table is a bug (InvariantError)."""
-        who = f"the state of user {self.key.user_id!r}"
-        self.residency = next_state(TRANSITIONS, self.residency, event, who)
+        self.residency = next_state(TRANSITIONS, self.residency, event, self)
 
     @property
     def is_attached(self) -> bool:
