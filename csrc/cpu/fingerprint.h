@@ -6,10 +6,10 @@
 
 extern "C" {
 
-// hashes[i] = XXH3_64(page i, seed = the hash before; `seed` for the first), for i in [0,
-// num_pages).
+// hashes[i] = XXH3_64(page i), seeded with the hash before (the first with `seed`).
 //
 // records: num_pages * page_bytes bytes. page_bytes: above 240; XXH3 hashes shorter ones otherwise.
+// hashes: num_pages of them.
 void mtserve_hash_chain(const void* records, int64_t num_pages, int64_t page_bytes, uint64_t seed,
                         uint64_t* hashes);
 }

@@ -310,14 +310,14 @@ class BlockManager:
         """The onloaded pages become the state's."""
         state = reservation.state
         if reservation.resident_len > state.device_len:
-            self._tiers.extend_device(state, reservation, reservation.resident_len)
+            self._tiers.extend_device(reservation, reservation.resident_len)
 
     def _adopt_rows(self, reservation: Reservation) -> None:
         """Rows up to `stop` become the state's, and their fingerprints."""
         state, chain, stop = reservation.state, reservation.chain, reservation.stop
         if chain is None or stop <= state.length:
             return
-        self._tiers.extend_device(state, reservation, stop)
+        self._tiers.extend_device(reservation, stop)
         state.append_hashes(chain.between(state.num_hashes, self._layout.full_pages(stop)))
         state.tail_hash = chain.at(stop) if stop % self._layout.page_size else 0
 

@@ -24,7 +24,7 @@ def hash_pages(rows: Int64Array, page_size: int, seed: int, hashes: Uint64Array)
 
     rows: [>= n * page_size, W], C-contiguous. seed: of the first page. hashes: C-contiguous.
     """
-    page_bytes = page_size * rows.strides[0]
+    page_bytes = page_size * rows.shape[1] * rows.itemsize
     if _hash_chain is not None and page_bytes >= _NATIVE_FROM_BYTES:
         _hash_chain(rows.ctypes.data, len(hashes), page_bytes, seed, hashes.ctypes.data)
     else:

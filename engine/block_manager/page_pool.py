@@ -22,7 +22,7 @@ NO_IDS: Int32Array = np.zeros(0, dtype=np.int32)
 
 
 class RefPool:
-    """Ids `[0, size)`, 2 bytes each: an int16 reference count.
+    """Ids `[0, size)`, 2 bytes each: an int16 reference count (one, and the copies in flight).
 
     The ids from `_first_unused` on were never in use; those freed since are on an int32 stack, of
     which only the part that was ever filled costs memory. Owned by the loop thread. The ids of one

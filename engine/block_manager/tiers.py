@@ -148,9 +148,9 @@ class Tiers:
 
     # Growth and cuts.
 
-    def extend_device(self, state: UserState, reservation: Reservation, tokens: int) -> None:
-        """The device prefix grows to `tokens`, in pages of this table: they are the state's now."""
-        last = self.layout.pages_for(tokens)
+    def extend_device(self, reservation: Reservation, tokens: int) -> None:
+        """The device prefix grows to `tokens`: the piece's pages up to there become the state's."""
+        state, last = reservation.state, self.layout.pages_for(tokens)
         state.append_pages(reservation.block_table[state.num_pages : last])
         state.device_len = tokens
         reservation.num_shared = last

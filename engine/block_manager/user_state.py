@@ -4,8 +4,7 @@ How residency works. A user without page and chunk has no state (ABSENT). Reserv
 the state: nobody may take its pages until the piece is committed or released. Forgetting or
 refreshing a user *detaches* the state: it is found no more, what it held is released, and what a
 running step (DETACHED: the state keeps its pages) or a copy (LEAVING) still touches stays out of
-use until that ends.
-A state that lost its last page and chunk leaves the same way.
+use until that ends. A state that lost its last page and chunk leaves the same way.
 
     ABSENT --pin--> PINNED <--pin/unpin--> RESIDENT
                     PINNED --detach--> DETACHED --unpin--> LEAVING --drain--> ABSENT
