@@ -6,7 +6,7 @@ Every user has a 4096-token state (pages of 32, chunks of 256) in both tiers, an
 is exactly full. Timed is `HashChain.from_records` (int64 [L, 4]) + `reserve` + `commit` for users
 drawn at random: "hit" asks for the 4096 tokens that are there; "append" brings 128 more, takes
 their 4 pages from the least recent users and makes an offload job; copies are no bytes and are
-not timed. The times are those of the quietest of ten rounds of so many samples, fewer where there
+not timed. The times are those of the quietest of 20 rounds of so many samples, fewer where there
 are not as many users. Cost should not depend on the number of users. Memory is the growth of the
 process by the filled block manager, over its device pages; each number of users has a process of
 its own. A million users take some minutes and 8 GB.
@@ -39,8 +39,8 @@ PAGES_PER_CHUNK = 8
 TOKENS = 4096
 NEW_TOKENS = 128
 COLUMNS = 4
-ROUNDS = 10
-PAUSE_S = 1.0
+ROUNDS = 20
+PAUSE_S = 2.0
 LIMIT_US = 40.0
 LIMIT_BYTES_PER_PAGE = 24.0
 
