@@ -9,7 +9,7 @@ their 4 pages from the least recent users and makes an offload job; copies are n
 not timed. The times are those of the quietest of 20 rounds of so many samples, fewer where there
 are not as many users. Cost should not depend on the number of users. Memory is the growth of the
 process by the filled block manager, over its device pages; each number of users has a process of
-its own. A million users take some minutes and 8 GB.
+its own. A million users take some minutes and 10 GB.
 """
 
 from __future__ import annotations
