@@ -1,12 +1,15 @@
 """What planning costs: one request's fingerprints, reservation and commit, by number of users.
 
-    python benchmarks/planning.py [--users 1000 100000] [--samples 1000] [--output FILE]
+    python benchmarks/planning.py [--users 1000 100000 1000000] [--samples 1000] [--output FILE]
 
 Every user has a 4096-token state (pages of 32, chunks of 256) in both tiers, and the device pool
 is exactly full. Timed is `HashChain.from_records` (int64 [L, 4]) + `reserve` + `commit` for users
 drawn at random: "hit" asks for the 4096 tokens that are there; "append" brings 128 more, takes
 their 4 pages from the least recent users and makes an offload job; copies are no bytes and are
-not timed. Cost should not depend on the number of users. Memory is the growth of the process.
+not timed. The times are those of the quietest of 20 rounds of so many samples, fewer where there
+are not as many users. Cost should not depend on the number of users. Memory is the growth of the
+process by the filled block manager, over its device pages; each number of users has a process of
+its own. A million users take some minutes and 10 GB.
 """
 
 from __future__ import annotations
@@ -14,6 +17,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +39,10 @@ PAGES_PER_CHUNK = 8
 TOKENS = 4096
 NEW_TOKENS = 128
 COLUMNS = 4
-LIMIT_US = 150.0
+ROUNDS = 20
+PAUSE_S = 2.0
+LIMIT_US = 40.0
+LIMIT_BYTES_PER_PAGE = 24.0
 
 
 class InstantCopies:
@@ -118,15 +128,32 @@ class Population:
         return took_s
 
     def measure(self, length: int, samples: int) -> dict[str, float]:
-        """Planning times of random users for histories of `length` tokens, in microseconds."""
-        order = np.random.default_rng(length).permutation(len(self.keys))[:samples]
-        times = [self.plan(self.keys[i], self.records[:length].copy()) for i in order]
+        """Planning times for histories of `length` tokens, in microseconds.
+
+        Of random users, each asked once in all rounds together.
+        """
+        order = iter(np.random.default_rng(length).permutation(len(self.keys)))
+        times = quietest(
+            lambda: [
+                self.plan(self.keys[i], self.records[:length].copy())
+                for i in islice(order, samples)
+            ]
+        )
         low, median, high = np.percentile(np.array(times) * 1e6, (10, 50, 99))
         return {
             "p10_us": round(float(low), 1),
             "p50_us": round(float(median), 1),
             "p99_us": round(float(high), 1),
         }
+
+
+def quietest(measure: Callable[[], list[float]]) -> list[float]:
+    """The round with the lowest median: what else runs on the machine only adds."""
+    rounds = []
+    for _ in range(ROUNDS):
+        time.sleep(PAUSE_S)
+        rounds.append(measure())
+    return min(rounds, key=np.median)
 
 
 def resident_bytes() -> int:
@@ -142,7 +169,7 @@ def note(text: str) -> None:
 def measure(num_users: int, samples: int) -> dict[str, Any]:
     note(f"{num_users} users: building their states")
     population = Population(num_users)
-    note(f"{num_users} users: planning {samples} requests of each kind")
+    note(f"{num_users} users: planning {ROUNDS} times {samples} requests of each kind")
     result = {
         "users": num_users,
         "hit": population.measure(TOKENS, samples),
@@ -150,6 +177,7 @@ def measure(num_users: int, samples: int) -> dict[str, Any]:
         "bytes_per_user": round(population.bytes_per_user),
         "bytes_per_page": round(population.bytes_per_user * PAGE_SIZE / TOKENS, 1),
     }
+    note(f"{num_users} users: {result}; checking the books")
     population.manager.check_invariants(idle=True)
     return result
 
@@ -157,22 +185,29 @@ def measure(num_users: int, samples: int) -> dict[str, Any]:
 def fingerprint_time(samples: int) -> float:
     """Median microseconds of the fingerprints alone."""
     records = np.arange(TOKENS * COLUMNS, dtype=np.int64).reshape(TOKENS, COLUMNS)
-    times = []
-    for _ in range(samples):
-        began_s = time.perf_counter()
-        HashChain.from_records(records, b"v1", PAGE_SIZE)
-        times.append(time.perf_counter() - began_s)
-    return round(float(np.median(times)) * 1e6, 1)
+
+    def measure() -> list[float]:
+        times = []
+        for _ in range(samples):
+            began_s = time.perf_counter()
+            HashChain.from_records(records, b"v1", PAGE_SIZE)
+            times.append(time.perf_counter() - began_s)
+        return times
+
+    return round(float(np.median(quietest(measure))) * 1e6, 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Cost of planning a request.")
-    parser.add_argument("--users", type=int, nargs="+", default=[1000, 100_000])
+    parser.add_argument("--users", type=int, nargs="+", default=[1000, 100_000, 1_000_000])
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--output", help="write the result, with provenance, to this file")
     options = parser.parse_args()
-    runs = [measure(users, min(options.samples, users)) for users in options.users]
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
+        samples = [min(options.samples, users // ROUNDS) for users in options.users]
+        runs = list(processes.map(measure, options.users, samples))
     medians = [run["hit"]["p50_us"] for run in runs]
+    bytes_per_page = runs[-1]["bytes_per_page"]
     write_result(
         options.output,
         {
@@ -183,12 +218,14 @@ def main() -> None:
                 "new_tokens": NEW_TOKENS,
                 "record_columns": COLUMNS,
                 "samples": options.samples,
+                "rounds": ROUNDS,
                 "seed": 0,
             },
             "fingerprints_us": fingerprint_time(options.samples),
             "runs": runs,
             "limit_us": LIMIT_US,
-            "is_within_limit": max(medians) <= LIMIT_US,
+            "limit_bytes_per_page": LIMIT_BYTES_PER_PAGE,
+            "is_within_limit": max(medians) <= LIMIT_US and bytes_per_page <= LIMIT_BYTES_PER_PAGE,
             "largest_to_smallest": round(medians[-1] / medians[0], 2),
         },
     )

@@ -16,10 +16,10 @@ EventT = TypeVar("EventT", bound=Enum)
 
 
 def next_state(
-    transitions: Mapping[tuple[StateT, EventT], StateT], state: StateT, event: EventT, who: str
+    transitions: Mapping[tuple[StateT, EventT], StateT], state: StateT, event: EventT, who: object
 ) -> StateT:
     """The state after the event. A pair that is not in the table is a bug: InvariantError names
-    both, and whose state it is."""
+    both, and whose state it is (`str(who)`, made only then)."""
     after = transitions.get((state, event))
     if after is None:
         raise InvariantError(f"{who}, {state.value}, cannot {event.value}")

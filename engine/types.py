@@ -18,6 +18,7 @@ from engine.errors import ErrorRecord
 from engine.metrics import Sample
 
 Int64Array = NDArray[np.int64]
+Uint64Array = NDArray[np.uint64]
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
 Features = Mapping[str, "np.ndarray[Any, Any]"]

@@ -46,8 +46,8 @@ FAULTS = [
     Fault(
         "skip_the_fingerprint",
         "engine/block_manager/fingerprint.py",
-        "    equal = hashes[first:common] == chain.boundaries[first:common]\n",
-        "    equal = np.ones(common - first, dtype=bool)\n",
+        "    if last >= first and hashes[last] != chain.boundaries[last]:\n",
+        "    if False:\n",
         f"{EXACT}edited_event_is_not_served_from_the_old_state",
     ),
     Fault(
@@ -103,9 +103,8 @@ FAULTS = [
     Fault(
         "forget_leaves_a_chunk",
         "engine/block_manager/tiers.py",
-        "            own_pages, own_chunks = state.empty()\n",
-        "            own_pages, own_chunks = state.empty()\n"
-        "            own_chunks = own_chunks[1:]\n",
+        "            chunks.setdefault(state.accounts, []).append(state.empty())\n",
+        "            chunks.setdefault(state.accounts, []).append(state.empty()[1:])\n",
         f"{EXACT}forgotten_user_starts_from_nothing",
     ),
     Fault(

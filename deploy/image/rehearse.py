@@ -94,8 +94,9 @@ def build(image: Dockerfile, folder: Path, torch_version: str) -> Path:
     ):
         print("==", command[0].name, *command[1:], flush=True)
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-    if not list(target.rglob("engine/_engine_cpu*.so")):
-        raise SystemExit("the wheel has no native copy workers")
+    for library in ("_engine_cpu.so", "_engine_hash.so"):
+        if not list(target.rglob(f"engine/{library}")):
+            raise SystemExit(f"the wheel has no {library}")
     return target / "bin"
 
 

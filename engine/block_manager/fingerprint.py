@@ -23,13 +23,11 @@ import re
 from typing import NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from engine.block_manager.page_hashes import hash_pages
 from engine.errors import InvalidRequest, InvariantError
-from engine.types import Int64Array
-
-Uint64Array = NDArray[np.uint64]
+from engine.types import Int64Array, Uint64Array
 
 _BASE_TEXT = re.compile(r"[0-9a-f]{32}")
 
@@ -69,9 +67,7 @@ class HashChain:
             records. Entries below base_pages - 1 mean nothing. Not to be modified.
     """
 
-    __slots__ = (
-        "_raw", "_row_bytes", "_start", "base_pages", "boundaries", "length", "page_size",
-    )  # fmt: skip
+    __slots__ = ("_rows", "_start", "base_pages", "boundaries", "length", "page_size")
 
     def __init__(
         self,
@@ -79,8 +75,7 @@ class HashChain:
         length: int,
         page_size: int,
         boundaries: Uint64Array,
-        raw: memoryview,
-        row_bytes: int,
+        rows: Int64Array,
         start: int,
         base_pages: int,
     ) -> None:
@@ -88,8 +83,7 @@ class HashChain:
         self.base_pages = base_pages
         self.page_size = page_size
         self.boundaries = boundaries
-        self._raw = raw
-        self._row_bytes = row_bytes
+        self._rows = rows
         self._start = start
 
     @classmethod
@@ -108,21 +102,19 @@ class HashChain:
         """
         rows = np.ascontiguousarray(records)
         length = len(rows)
-        raw = rows.reshape(-1).view(np.uint8).data
-        row_bytes = rows.itemsize * (rows.size // length) if length else 0
         start = xxh3_64_intdigest(seed)
-        step = page_size * row_bytes
-        rolling = base_hash if base_pages else start
-        hashes = [base_hash] * base_pages
-        for begin in range(base_pages * step, (length // page_size) * step, step or 1):
-            rolling = xxh3_64_intdigest(raw[begin : begin + step], rolling)
-            hashes.append(rolling)
+        boundaries = np.empty(length // page_size, dtype=np.uint64)
+        if base_pages:
+            boundaries[:base_pages] = base_hash
+            known = rows[base_pages * page_size :]
+            hash_pages(known, page_size, base_hash, boundaries[base_pages:])
+        else:
+            hash_pages(rows, page_size, start, boundaries)
         return cls(
             length=length,
             page_size=page_size,
-            boundaries=np.array(hashes, dtype=np.uint64),
-            raw=raw,
-            row_bytes=row_bytes,
+            boundaries=boundaries,
+            rows=rows,
             start=start,
             base_pages=base_pages,
         )
@@ -145,8 +137,7 @@ class HashChain:
         boundary = int(self.boundaries[pages - 1]) if pages else self._start
         if rest == 0:
             return boundary
-        begin = pages * self.page_size * self._row_bytes
-        return xxh3_64_intdigest(self._raw[begin : length * self._row_bytes], boundary)
+        return xxh3_64_intdigest(self._rows[pages * self.page_size : length].data, boundary)
 
     def between(self, first_page: int, last_page: int) -> Uint64Array:
         """The hashes at the end of the pages [first_page, last_page), all above the base."""
@@ -179,7 +170,8 @@ def match(hashes: Uint64Array, length: int, tail_hash: int, chain: HashChain) ->
 
     hashes: uint64 [length // page_size], the state's page boundaries. tail_hash: the state's hash
     at `length`; read only when that lies inside a page. A state that does not have a delta
-    request's base is no match, and nothing is said against it: it does not diverge.
+    request's base is no match, and nothing is said against it: it does not diverge. The last
+    boundary in common stands for all before it; they are looked at only when it differs.
     """
     page_size, base_pages = chain.page_size, chain.base_pages
     common = min(len(hashes), len(chain.boundaries))
@@ -188,9 +180,9 @@ def match(hashes: Uint64Array, length: int, tail_hash: int, chain: HashChain) ->
         first = base_pages - 1
         if common <= first or hashes[first] != chain.boundaries[first]:
             return NO_MATCH
-    equal = hashes[first:common] == chain.boundaries[first:common]
-    if not equal.all():
-        pages = first + int(equal.argmin())
+    last = common - 1
+    if last >= first and hashes[last] != chain.boundaries[last]:
+        pages = first + int((hashes[first:common] != chain.boundaries[first:common]).argmax())
         return Match(matched=pages * page_size, is_prefix=False, diverges=True)
     if chain.length < length:
         return Match(matched=common * page_size, is_prefix=True, diverges=False)

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from engine.block_manager.accounts import VersionAccounts
-from engine.block_manager.page_pool import RefPool
+from engine.block_manager.page_pool import NO_IDS, RefPool
 from engine.block_manager.reservation import Reservation
 from engine.block_manager.tiers import Tiers
 from engine.block_manager.user_state import Residency, UserState
 from engine.errors import InvariantError
-from engine.types import Int32Array
+from engine.types import Int32Array, Int64Array
 
 
 def check(tiers: Tiers, reservations: Sequence[Reservation], *, idle: bool) -> None:
@@ -22,29 +22,28 @@ def check(tiers: Tiers, reservations: Sequence[Reservation], *, idle: bool) -> N
         _require(state.key == key and state.is_attached, f"{key} finds a state of {state.key}")
         _check_state(tiers, state)
     for state in tiers.leaving:
-        gone = state.num_pages == state.num_chunks == state.device_len == state.host_len == 0
-        _require(gone, f"{state.key} is detached and still holds something")
+        is_held = state.residency is Residency.DETACHED
+        gone = state.num_chunks == state.device_len == state.host_len == 0
         _require(
-            state.residency is Residency.DETACHED or tiers.copies.is_copying(state),
+            gone and (is_held or state.num_pages == 0),
+            f"{state.key} is detached and still holds something",
+        )
+        _require(
+            is_held or tiers.copies.is_copying(state),
             f"{state.key} is {state.residency.value} and nothing touches it",
         )
     _check_held(states, list(tiers.leaving), reservations)
     records = list(tiers.copies.records())
-    tables = [reservation.block_table for reservation in reservations]
+    own_pages = [reservation.block_table[reservation.num_shared :] for reservation in reservations]
     job_pages = [job.pages for job, _ in records]
     job_chunks = [record.chunks for _, record in records]
-    state_pages = [state.pages for state in states]
+    state_pages = [state.pages for state in (*states, *tiers.leaving)]
     state_chunks = [state.chunks for state in states]
-    _check_pool(tiers.pages, "page", [*state_pages, *tables, *job_pages])
+    _check_pool(tiers.pages, "page", [*state_pages, *own_pages, *job_pages])
     _check_pool(tiers.chunks.pool, "chunk", [*state_chunks, *job_chunks])
     _check_accounts(tiers, reservations)
-    _check_unshared("page", state_pages)
+    _check_unshared("page", [*state_pages, *own_pages])
     _check_unshared("chunk", state_chunks)
-    fresh = [
-        np.setdiff1d(reservation.block_table, reservation.state.pages)
-        for reservation in reservations
-    ]
-    _check_unshared("page", [*state_pages, *fresh])
     if idle:
         _require(not reservations, f"{len(reservations)} pieces are held at idle")
         _require(not records, f"{len(records)} copies are in flight at idle")
@@ -103,13 +102,17 @@ def _check_held(
         is_detached = state.residency is Residency.DETACHED
         _require((state in held) == is_detached, f"{state.key}: {state.residency.value}")
     _require(all(reservation.is_open for reservation in reservations), "an ended piece is kept")
+    for reservation in reservations:
+        shared = reservation.block_table[: reservation.num_shared]
+        _require(
+            np.array_equal(shared, reservation.state.pages[: reservation.num_shared]),
+            f"{reservation.key}: a piece reads pages that its state does not hold",
+        )
 
 
 def _check_pool(pool: RefPool, name: str, owners: Iterable[Int32Array]) -> None:
     """Counts equal the owners', and free + referenced == all."""
-    expected = np.zeros(pool.size, dtype=np.int64)
-    for ids in owners:
-        np.add.at(expected, ids, 1)
+    expected = _num_owners(owners, pool.size)
     counts = pool.counts()
     if not np.array_equal(counts, expected):
         wrong = int(np.flatnonzero(counts != expected)[0])
@@ -146,7 +149,7 @@ def _check_accounts(tiers: Tiers, reservations: Sequence[Reservation]) -> None:
             (accounts.device.used, pages[accounts], "pages"),
             (accounts.host.used, chunks[accounts], "chunks"),
         ):
-            counted = len(np.unique(np.concatenate(ids))) if ids else 0
+            counted = np.count_nonzero(_num_owners(ids))
             _require(used == counted, f"{name}: {used} {what} on its account, {counted} are held")
         states = [state for state in tiers.states.values() if state.accounts is accounts]
         num_leaving = sum(state.accounts is accounts for state in tiers.leaving)
@@ -168,7 +171,11 @@ def _check_accounts(tiers: Tiers, reservations: Sequence[Reservation]) -> None:
 
 
 def _check_unshared(name: str, owners: Sequence[Int32Array]) -> None:
-    ids = np.concatenate(owners) if owners else np.zeros(0, dtype=np.int32)
-    unique, counts = np.unique(ids, return_counts=True)
-    if len(unique) != len(ids):
-        raise InvariantError(f"{name} {int(unique[counts > 1][0])} belongs to two users")
+    shared = np.flatnonzero(_num_owners(owners) > 1)
+    if len(shared):
+        raise InvariantError(f"{name} {shared[0]} belongs to two users")
+
+
+def _num_owners(owners: Iterable[Int32Array], size: int = 0) -> Int64Array:
+    """How many of these hold each id, for the ids up to the highest and at least `size`."""
+    return np.bincount(np.concatenate((NO_IDS, *owners)), minlength=size)

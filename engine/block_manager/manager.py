@@ -143,7 +143,8 @@ class BlockManager:
             if state.residency is Residency.PINNED:
                 raise InvariantError(f"user {key.user_id!r} has a piece in flight already")
             found = self._match(state, chain)
-        _require_base(key, found, chain)
+        if found.matched < chain.base_len:
+            raise _missing_base(key, found, chain)
         if state is not None and found.diverges:
             self._diverge(state, found.matched)
             state = self._tiers.states.get(key)
@@ -179,6 +180,7 @@ class BlockManager:
             if key.private_to:
                 self._private_keys.add(key)
         held = state.pages[:reach]
+        table = np.concatenate((held, fresh)) if len(fresh) else held.copy()
         return self._open(
             Reservation(
                 key=key,
@@ -186,14 +188,14 @@ class BlockManager:
                 lookup=lookup,
                 start=start,
                 stop=stop,
-                block_table=np.concatenate((held, fresh)),
+                block_table=table,
+                num_shared=len(held),
                 onload=None,
                 is_private=lookup.is_prefix and stop > start,
                 is_prefetch=False,
                 state=state,
                 resident_len=state.device_len,
             ),
-            num_held=len(held),
             num_onloaded=onloaded,
         )
 
@@ -222,29 +224,26 @@ class BlockManager:
                 start=stop,
                 stop=stop,
                 block_table=np.concatenate((state.pages, fresh)),
+                num_shared=state.num_pages,
                 onload=None,
                 is_private=False,
                 is_prefetch=True,
                 state=state,
                 resident_len=state.device_len,
             ),
-            num_held=state.num_pages,
             num_onloaded=count,
         )
 
-    def _open(self, reservation: Reservation, *, num_held: int, num_onloaded: int) -> Reservation:
-        """Hold the state and the first `num_held` pages of the table, which are the state's; make
-        the onload of the next `num_onloaded`. The table's other pages are the piece's already.
-        """
-        state, table = reservation.state, reservation.block_table
-        self._tiers.pages.retain(table[:num_held])
-        self._tiers.pin(state)
+    def _open(self, reservation: Reservation, *, num_onloaded: int) -> Reservation:
+        """Hold the state, and make the onload of the first `num_onloaded` pages of the piece."""
+        self._tiers.pin(reservation.state)
         self._reservations[reservation] = None
         if num_onloaded:
-            last = num_held + num_onloaded
+            first = reservation.num_shared
+            last = first + num_onloaded
             reservation.resident_len = self._layout.page_start(last)
             reservation.onload = self._state_copies.open_onload(
-                reservation, num_held, table[num_held:last]
+                reservation, first, reservation.block_table[first:last]
             )
         return reservation
 
@@ -300,26 +299,27 @@ class BlockManager:
         return reservation.state
 
     def _end(self, reservation: Reservation) -> None:
-        """Drop the piece's own references and its hold on the state."""
+        """Release the piece's own pages and its hold on the state."""
+        state, own = reservation.state, reservation.block_table[reservation.num_shared :]
         self._state_copies.let_go(reservation)
-        self._tiers.pages.release(reservation.block_table, reservation.state.accounts.device)
+        self._tiers.pages.release(own, state.accounts.device)
         del self._reservations[reservation]
-        self._tiers.unpin(reservation.state)
+        self._tiers.unpin(state)
 
     def _adopt_onload(self, reservation: Reservation) -> None:
         """The onloaded pages become the state's."""
         state = reservation.state
         if reservation.resident_len > state.device_len:
-            self._tiers.extend_device(state, reservation.block_table, reservation.resident_len)
+            self._tiers.extend_device(reservation, reservation.resident_len)
 
     def _adopt_rows(self, reservation: Reservation) -> None:
         """Rows up to `stop` become the state's, and their fingerprints."""
         state, chain, stop = reservation.state, reservation.chain, reservation.stop
         if chain is None or stop <= state.length:
             return
-        self._tiers.extend_device(state, reservation.block_table, stop)
+        self._tiers.extend_device(reservation, stop)
         state.append_hashes(chain.between(state.num_hashes, self._layout.full_pages(stop)))
-        state.tail_hash = chain.at(stop)
+        state.tail_hash = chain.at(stop) if stop % self._layout.page_size else 0
 
     # Copies.
 
@@ -446,16 +446,14 @@ class BlockManager:
         return match(state.hashes, state.length, state.tail_hash, chain)
 
 
-def _require_base(key: UserKey, found: Match, chain: HashChain) -> None:
+def _missing_base(key: UserKey, found: Match, chain: HashChain) -> InvariantError:
     """A piece may not begin among rows that a delta request does not send."""
-    if found.matched < chain.base_len:
-        raise InvariantError(
-            f"{found.matched} tokens of user {key.user_id!r} match, the piece needs its base of "
-            f"{chain.base_len}"
-        )
+    return InvariantError(
+        f"{found.matched} tokens of user {key.user_id!r} match, the piece needs its base of "
+        f"{chain.base_len}"
+    )
 
 
 def _lookup(state: UserState, found: Match) -> Lookup:
-    device_hit = min(found.matched, state.device_len)
-    host_hit = max(0, min(found.matched, state.host_len) - device_hit)
-    return Lookup(found.matched, device_hit, host_hit, found.is_prefix)
+    device_hit = min(found.matched, state.device_len)  # the rest is at most host_len
+    return Lookup(found.matched, device_hit, found.matched - device_hit, found.is_prefix)

@@ -1,8 +1,9 @@
 """Reference-counted ids: the one place that decides when a page or a chunk may be reused.
 
-Owners are user states, reservations and copy jobs; each holds one reference to every id it may
-touch. An id returns to the free stack exactly when its last owner lets go of it. Until then it is
-on the account of one weights version.
+Owners are user states, reservations and copy jobs. A page belongs to one state or to one piece
+(`Reservation.num_shared` says which), a chunk to one state; every copy in flight holds one
+reference more to all that it touches. An id is free exactly when its last owner lets go of it.
+Until then it is on the account of one weights version.
 """
 
 from __future__ import annotations
@@ -10,20 +11,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.block_manager.accounts import Account
 from engine.errors import InvariantError
 from engine.types import Int32Array
 
+Int16Array = NDArray[np.int16]
+NO_IDS: Int32Array = np.zeros(0, dtype=np.int32)
+
 
 class RefPool:
-    """Ids `[0, size)`, 8 bytes each: an int32 free stack and an int32 reference count.
+    """Ids `[0, size)`, 2 bytes each: an int16 reference count (one, and the copies in flight).
 
-    Owned by the loop thread. The ids of one call must differ; a repeated id, or one without a
-    reference, raises InvariantError and changes nothing.
+    The ids from `_first_unused` on were never in use; those freed since are on an int32 stack, of
+    which only the part that was ever filled costs memory. Owned by the loop thread. The ids of one
+    call must differ; a repeated id, or one without a reference, raises InvariantError and changes
+    nothing.
     """
 
-    __slots__ = ("_free", "_name", "_num_free", "_on_freed", "_refs", "size")
+    __slots__ = ("_first_unused", "_freed", "_name", "_num_freed", "_on_freed", "_refs", "size")
 
     def __init__(
         self, size: int, name: str, on_freed: Callable[[Int32Array], None] | None = None
@@ -32,37 +39,45 @@ class RefPool:
         self.size = size
         self._on_freed = on_freed
         self._name = name
-        self._refs = np.zeros(size, dtype=np.int32)
-        self._free = np.arange(size - 1, -1, -1, dtype=np.int32)
-        self._num_free = size
+        self._refs = np.zeros(size, dtype=np.int16)
+        self._first_unused = 0
+        self._freed = np.empty(size, dtype=np.int32)
+        self._num_freed = 0
 
     @property
     def num_free(self) -> int:
-        return self._num_free
+        return self._num_freed + self.size - self._first_unused
 
     @property
     def num_used(self) -> int:
-        return self.size - self._num_free
+        return self._first_unused - self._num_freed
 
-    def counts(self) -> Int32Array:
-        """A copy of all reference counts, int32 [size]."""
+    def counts(self) -> Int16Array:
+        """A copy of all reference counts, int16 [size]."""
         return self._refs.copy()
 
     def free_ids(self) -> Int32Array:
-        """A copy of the free stack, int32 [num_free]."""
-        return self._free[: self._num_free].copy()
+        """The free ids, int32 [num_free]."""
+        unused = np.arange(self._first_unused, self.size, dtype=np.int32)
+        return np.concatenate((self._freed[: self._num_freed], unused))
 
     def allocate(self, count: int, account: Account) -> Int32Array:
         """`count` free ids with one reference each, int32 [count], on that account.
 
         The caller has checked `num_free`; asking for more is a bug (InvariantError).
         """
-        if not 0 <= count <= self._num_free:
-            raise InvariantError(f"{count} {self._name}s asked for, {self._num_free} are free")
-        self._num_free -= count
-        account.used += count
-        taken = self._free[self._num_free : self._num_free + count][::-1].copy()
+        if not 0 <= count <= self.num_free:
+            raise InvariantError(f"{count} {self._name}s asked for, {self.num_free} are free")
+        if count == 0:
+            return NO_IDS
+        freed_before, first = self._num_freed, self._first_unused
+        self._num_freed = max(0, freed_before - count)
+        self._first_unused = first + count - (freed_before - self._num_freed)
+        reused = self._freed[self._num_freed : freed_before][::-1]
+        unused = np.arange(first, self._first_unused, dtype=np.int32)
+        taken = np.concatenate((reused, unused))
         self._refs[taken] = 1
+        account.used += count
         return taken
 
     def retain(self, ids: Int32Array) -> None:
@@ -79,24 +94,21 @@ class RefPool:
         counts = self._claim(ids)
         self._refs[ids] = counts - 1
         freed = ids[counts == 1]
-        self._free[self._num_free : self._num_free + len(freed)] = freed
-        self._num_free += len(freed)
+        self._freed[self._num_freed : self._num_freed + len(freed)] = freed
+        self._num_freed += len(freed)
         account.used -= len(freed)
         if self._on_freed is not None:
             self._on_freed(freed)
 
-    def _claim(self, ids: Int32Array) -> Int32Array:
+    def _claim(self, ids: Int32Array) -> Int16Array:
         """The counts of ids that are in use and differ from each other."""
         counts = self._refs[ids]
         if counts.min() < 1:
             unowned = int(ids[int(counts.argmin())])
             raise InvariantError(f"{self._name} {unowned} has no owner (double release?)")
-        # Writing each id's place and reading it back shows repeated ids without another array.
-        places = np.arange(len(ids), dtype=np.int32)
-        self._refs[ids] = places
-        is_repeated = self._refs[ids] != places
+        ordered = np.sort(ids)
+        is_repeated = ordered[1:] == ordered[:-1]
         if is_repeated.any():
-            self._refs[ids] = counts
-            repeated = int(ids[int(is_repeated.argmax())])
+            repeated = int(ordered[int(is_repeated.argmax())])
             raise InvariantError(f"{self._name} {repeated} appears twice in one call")
         return counts

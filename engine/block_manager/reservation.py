@@ -48,6 +48,8 @@ class Reservation:
         lookup: What was there when the piece was planned.
         start, stop: History rows [start, stop) are to be computed; start == stop for none.
         block_table: int32 [pages of stop tokens]: resident, onloaded and new pages, in order.
+        num_shared: The first pages of the table, which are the state's and stay while it is
+            pinned. The others are the piece's own, until its commit makes them the state's.
         onload: The transfer into this table's pages; the core submits it at once, or else
             releases the reservation without ever submitting it. None when all is there.
         is_private: The rows go to private pages and are never indexed.
@@ -64,6 +66,7 @@ class Reservation:
     start: int
     stop: int
     block_table: Int32Array
+    num_shared: int
     onload: CopyJob | None
     is_private: bool
     is_prefetch: bool

@@ -18,6 +18,7 @@ from heapq import merge
 from operator import attrgetter
 
 from engine.block_manager.accounts import Account, VersionAccounts
+from engine.block_manager.page_pool import NO_IDS
 from engine.block_manager.tiers import Tiers
 from engine.block_manager.user_state import Residency, UserKey, UserState
 from engine.metrics import Metrics
@@ -129,6 +130,8 @@ class Space:
         its own user's state would otherwise wait for itself). own: None for a new user, whose
         version's accounts these are.
         """
+        if count == 0:
+            return NO_IDS
         pages = self._tiers.pages
         shortage = count - pages.num_free
         if shortage > 0 and not self._evict(

@@ -17,6 +17,7 @@ from engine.block_manager.copies_in_flight import CopiesInFlight
 from engine.block_manager.eviction import EvictionPolicy
 from engine.block_manager.layout import Layout
 from engine.block_manager.page_pool import RefPool
+from engine.block_manager.reservation import Reservation
 from engine.block_manager.user_state import Event, Residency, UserKey, UserState
 from engine.metrics import Metrics
 from engine.transfer.jobs import CopyEngine
@@ -85,6 +86,8 @@ class Tiers:
 
     def unpin(self, state: UserState) -> None:
         """The piece has ended."""
+        if state.residency is Residency.DETACHED:
+            self.pages.release(state.drop_pages(), state.accounts.device)
         state.fire(Event.UNPIN)
         self.settle(state)
 
@@ -104,9 +107,10 @@ class Tiers:
             state.accounts.num_leaving -= 1
 
     def detach(self, state: UserState) -> None:
-        """Nobody finds the state any more; its own references are dropped in both tiers.
+        """Nobody finds the state any more; what it held is released, pages of a piece excepted.
 
-        Its `device_len` and `host_len` become 0. Offloads that have not started are cancelled.
+        Its `device_len` and `host_len` become 0. A pinned state keeps its pages until its piece
+        ends. Offloads that have not started are cancelled.
         """
         self.detach_all((state,))
 
@@ -119,12 +123,13 @@ class Tiers:
             self._hide(state)
             self.withdraw_offloads(state)
             num_unused += state.num_pages - self.layout.pages_for(state.used_len)
-            own_pages, own_chunks = state.empty()
-            pages.setdefault(state.accounts, []).append(own_pages)
-            chunks.setdefault(state.accounts, []).append(own_chunks)
-        for accounts in pages:
-            self.pages.release(np.concatenate(pages[accounts]), accounts.device)
-            self.chunks.pool.release(np.concatenate(chunks[accounts]), accounts.host)
+            chunks.setdefault(state.accounts, []).append(state.empty())
+            if state.residency is Residency.LEAVING:
+                pages.setdefault(state.accounts, []).append(state.drop_pages())
+        for accounts, released in pages.items():
+            self.pages.release(np.concatenate(released), accounts.device)
+        for accounts, released in chunks.items():
+            self.chunks.pool.release(np.concatenate(released), accounts.host)
         if num_unused:
             self._metrics.add("prefetch_wasted_bytes_total", self.layout.bytes_of(num_unused))
         for state in states:
@@ -143,12 +148,12 @@ class Tiers:
 
     # Growth and cuts.
 
-    def extend_device(self, state: UserState, block_table: Int32Array, tokens: int) -> None:
-        """The device prefix grows to `tokens`, in pages of this table: the state holds them too."""
-        pages = block_table[state.num_pages : self.layout.pages_for(tokens)]
-        self.pages.retain(pages)
-        state.append_pages(pages)
+    def extend_device(self, reservation: Reservation, tokens: int) -> None:
+        """The device prefix grows to `tokens`: the piece's pages up to there become the state's."""
+        state, last = reservation.state, self.layout.pages_for(tokens)
+        state.append_pages(reservation.block_table[state.num_pages : last])
         state.device_len = tokens
+        reservation.num_shared = last
 
     def cut_device(self, state: UserState, num_pages: int) -> None:
         """Keep the first `num_pages` device pages."""

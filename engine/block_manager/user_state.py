@@ -2,9 +2,9 @@
 
 How residency works. A user without page and chunk has no state (ABSENT). Reserving a piece pins
 the state: nobody may take its pages until the piece is committed or released. Forgetting or
-refreshing a user *detaches* the state: it is found no more, its own references are dropped, and
-what a running step (DETACHED) or a copy (LEAVING) still touches stays out of use until that ends.
-A state that lost its last page and chunk leaves the same way.
+refreshing a user *detaches* the state: it is found no more, what it held is released, and what a
+running step (DETACHED: the state keeps its pages) or a copy (LEAVING) still touches stays out of
+use until that ends. A state that lost its last page and chunk leaves the same way.
 
     ABSENT --pin--> PINNED <--pin/unpin--> RESIDENT
                     PINNED --detach--> DETACHED --unpin--> LEAVING --drain--> ABSENT
@@ -22,9 +22,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from engine.block_manager.accounts import VersionAccounts
-from engine.block_manager.fingerprint import Uint64Array
+from engine.block_manager.page_pool import NO_IDS
 from engine.transitions import next_state
-from engine.types import Int32Array
+from engine.types import Int32Array, Uint64Array
 
 
 class UserKey(NamedTuple):
@@ -43,6 +43,8 @@ class UserKey(NamedTuple):
 class Residency(Enum):
     """Where a state stands."""
 
+    __hash__ = object.__hash__  # of a member, which is there once; Enum's own is a Python call
+
     ABSENT = "absent"
     RESIDENT = "resident"
     PINNED = "pinned"
@@ -52,6 +54,8 @@ class Residency(Enum):
 
 class Event(Enum):
     """What happens to a state."""
+
+    __hash__ = object.__hash__
 
     PIN = "pin"
     UNPIN = "unpin"
@@ -70,7 +74,6 @@ TRANSITIONS: dict[tuple[Residency, Event], Residency] = {
 }
 
 Array = TypeVar("Array", Int32Array, Uint64Array)
-_NO_IDS = np.zeros(0, dtype=np.int32)
 _NO_HASHES = np.zeros(0, dtype=np.uint64)
 
 
@@ -109,7 +112,7 @@ class UserState:
         used_len: Tokens of the device prefix that a request has used; pages beyond were
             prefetched and nobody has read them yet.
         branch: Raised at every divergence; copies of an older branch count for nothing.
-        tail_hash: Hash at `length` when that lies inside a page.
+        tail_hash: Hash at `length` when that lies inside a page, else 0.
     """
 
     key: UserKey
@@ -126,24 +129,26 @@ class UserState:
     num_pages: int = 0
     num_chunks: int = 0
     num_hashes: int = 0
-    _pages: Int32Array = field(default_factory=lambda: _NO_IDS)
-    _chunks: Int32Array = field(default_factory=lambda: _NO_IDS)
+    _pages: Int32Array = field(default_factory=lambda: NO_IDS)
+    _chunks: Int32Array = field(default_factory=lambda: NO_IDS)
     _hashes: Uint64Array = field(default_factory=lambda: _NO_HASHES)
+
+    def __str__(self) -> str:
+        return f"the state of user {self.key.user_id!r}"
 
     def fire(self, event: Event) -> None:
         """Take a transition; a pair that is not in the table is a bug (InvariantError)."""
-        who = f"the state of user {self.key.user_id!r}"
-        self.residency = next_state(TRANSITIONS, self.residency, event, who)
+        self.residency = next_state(TRANSITIONS, self.residency, event, self)
 
     @property
     def is_attached(self) -> bool:
         """The state is found by its key; False once it was forgotten or refreshed."""
-        return self.residency in (Residency.RESIDENT, Residency.PINNED)
+        return self.residency is Residency.RESIDENT or self.residency is Residency.PINNED
 
     @property
     def length(self) -> int:
         """Tokens known in any tier."""
-        return max(self.device_len, self.host_len)
+        return self.device_len if self.device_len > self.host_len else self.host_len
 
     @property
     def pages(self) -> Int32Array:
@@ -197,14 +202,21 @@ class UserState:
         self.num_hashes = min(self.num_hashes, count)
         self._hashes = _shrunk(self._hashes, self.num_hashes)
 
-    def empty(self) -> tuple[Int32Array, Int32Array]:
-        """Hold nothing and know nothing; the pages and chunks, the caller's to release."""
-        pages, chunks = self.pages, self.chunks
+    def drop_pages(self) -> Int32Array:
+        """Hold no page; the pages, the caller's to release."""
+        pages = self.pages
+        self.num_pages = 0
+        self._pages = NO_IDS
+        return pages
+
+    def empty(self) -> Int32Array:
+        """Know nothing, and hold nothing but pages; the chunks, the caller's to release."""
+        chunks = self.chunks
         self.device_len = self.host_len = self.offload_len = self.used_len = 0
-        self.num_pages = self.num_chunks = self.num_hashes = 0
-        self._pages = self._chunks = _NO_IDS
+        self.num_chunks = self.num_hashes = 0
+        self._chunks = NO_IDS
         self._hashes = _NO_HASHES
-        return pages, chunks
+        return chunks
 
     def array_bytes(self) -> int:
         """Bytes of the arrays' contents, spare room included."""

@@ -254,6 +254,7 @@ def _engine_probes() -> Iterator[Probe]:
 
     yield Probe("native library", compute_facts.native_library)
     yield Probe("copy workers", compute_facts.copy_workers)
+    yield Probe("fingerprints", compute_facts.fingerprints)
     yield Probe("memory left bytes", compute_facts.memory_left)
     for name in compute_facts.backends():
         yield Probe(f"attention {name}", partial(compute_facts.backend_verdicts, name))

@@ -11,6 +11,7 @@ import torch
 import engine
 from engine.attention_backends.base import AttentionSpec
 from engine.attention_backends.registry import backend_class, backend_names
+from engine.block_manager.page_hashes import is_native
 from engine.native_library import find_library, load_library
 from engine.platforms.memory import available_bytes
 
@@ -55,6 +56,11 @@ def native_library() -> str:
 def copy_workers() -> str:
     """What `transfer.workers: auto` takes."""
     return "native" if load_library() is None else "python, because there is no native library"
+
+
+def fingerprints() -> str:
+    """What hashes the pages of a history."""
+    return "native" if is_native() else "python, because there is no native library"
 
 
 def memory_left() -> int | None:

@@ -71,6 +71,23 @@ def test_progress_of_a_forgotten_users_offload_counts_for_nothing(blocks: Blocks
     assert blocks.lengths("a") == [(10, 0)]
 
 
+def test_a_forgotten_user_keeps_its_pages_until_its_piece_ends(blocks: Blocks) -> None:
+    blocks.serve("a", 14)
+    blocks.drain()
+    reservation = blocks.must_plan("a", 14, stop=6)
+    ticket = blocks.manager.forget(("", "a"))
+    usage = blocks.manager.usage()
+    assert (usage.pages_used, usage.chunks_used, ticket.is_done()) == (4, 0, False)
+    blocks.check(idle=False)
+    anew = blocks.serve("a", 10)
+    assert not set(anew.block_table.tolist()) & set(reservation.block_table.tolist())
+    blocks.commit(reservation)
+    assert ticket.is_done()
+    assert blocks.manager.usage().pages_used == 3
+    blocks.drain()
+    blocks.check()
+
+
 def test_a_step_of_a_forgotten_user_finishes_without_indexing_or_offloading(
     blocks: Blocks,
 ) -> None:

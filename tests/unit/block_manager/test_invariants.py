@@ -145,6 +145,15 @@ def test_a_spoiled_book_is_noticed(spoil: Callable[[Blocks], None], message: str
         blocks.check()
 
 
+def test_a_piece_that_reads_pages_of_nobody_is_noticed(blocks: Blocks) -> None:
+    blocks.serve("a", 10)
+    reservation = blocks.must_plan("a", 10)
+    blocks.check(idle=False)
+    reservation.block_table[1] = 9
+    with pytest.raises(InvariantError, match="reads pages that its state does not hold"):
+        blocks.check(idle=False)
+
+
 def test_what_is_held_is_no_idle(blocks: Blocks) -> None:
     reservation = blocks.must_plan("a", 10)
     blocks.check(idle=False)

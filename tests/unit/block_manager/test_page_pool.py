@@ -28,6 +28,15 @@ def test_all_ids_are_handed_out_once(account: Account) -> None:
     assert first.dtype == np.int32
 
 
+def test_freed_ids_are_handed_out_before_those_never_used(account: Account) -> None:
+    pool = RefPool(6, "page")
+    held = pool.allocate(4, account)
+    pool.release(held[1:3], account)
+    assert sorted(pool.free_ids().tolist()) == [1, 2, 4, 5]
+    assert sorted(pool.allocate(3, account).tolist()) == [1, 2, 4]
+    assert (pool.free_ids().tolist(), pool.num_free, pool.num_used) == ([5], 1, 5)
+
+
 def test_an_id_returns_with_its_last_owner_only(account: Account) -> None:
     pool = RefPool(3, "page")
     held = pool.allocate(2, account)

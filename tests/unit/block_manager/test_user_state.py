@@ -72,8 +72,8 @@ def test_an_emptied_state_holds_and_knows_nothing() -> None:
     state.append_pages(np.array([5, 6, 7], dtype=np.int32))
     state.append_chunks(np.array([3], dtype=np.int32))
     state.append_hashes(np.array([1, 2], dtype=np.uint64))
-    pages, chunks = state.empty()
-    assert (pages.tolist(), chunks.tolist()) == ([5, 6, 7], [3])
+    assert (state.empty().tolist(), state.num_pages) == ([3], 3)
+    assert state.drop_pages().tolist() == [5, 6, 7]
     assert (state.device_len, state.host_len, state.offload_len, state.used_len) == (0, 0, 0, 0)
     assert (state.num_pages, state.num_chunks, state.num_hashes) == (0, 0, 0)
     assert state.array_bytes() == 0
