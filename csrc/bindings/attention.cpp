@@ -4,9 +4,8 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include <cstring>
-
 #include "bindings/attention_args.h"
+#include "cpu/append.h"
 #include "cpu/isa.h"
 #include "cpu/time_buckets.h"
 
@@ -60,16 +59,18 @@ void write_rows(const Tensor& rows, const Tensor& slots, const Tensor& pages, co
         slots.numel() == 0 || (rows.stride(2) == 1 && rows.stride(1) == rows.size(2) &&
                                pages.stride(3) == 1 && pages.stride(2) == pages.size(3)),
         name, "'s heads must stand one after another");
-    const int64_t bytes = rows.element_size(), page_size = pages.size(1);
-    const int64_t row_bytes = rows.size(1) * rows.size(2) * bytes;
-    const auto* source = static_cast<const char*>(rows.const_data_ptr());
-    auto* target = static_cast<char*>(pages.mutable_data_ptr());
-    const auto* slot = static_cast<const int64_t*>(slots.const_data_ptr());
-    for (int64_t i = 0; i < slots.numel(); ++i) {
-        const int64_t at =
-            slot[i] / page_size * pages.stride(0) + slot[i] % page_size * pages.stride(1);
-        std::memcpy(target + at * bytes, source + i * rows.stride(0) * bytes, row_bytes);
-    }
+    const int64_t bytes = rows.element_size();
+    mtserve::AppendArgs args;
+    args.rows = static_cast<const char*>(rows.const_data_ptr());
+    args.row_stride = rows.stride(0) * bytes;
+    args.row_bytes = rows.size(1) * rows.size(2) * bytes;
+    args.slots = mtserve::bindings::values_of<int64_t>(slots);
+    args.num_slots = slots.numel();
+    args.pages = static_cast<char*>(pages.mutable_data_ptr());
+    args.page_stride = pages.stride(0) * bytes;
+    args.token_stride = pages.stride(1) * bytes;
+    args.page_size = pages.size(1);
+    mtserve::append_rows(args);
 }
 
 void append_kv(Tensor k, Tensor v, Tensor slots, Tensor k_pages, Tensor v_pages) {

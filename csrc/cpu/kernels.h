@@ -3,11 +3,13 @@
 #pragma once
 
 #include "cpu/attention.h"
+#include "cpu/rows.h"
 
 namespace mtserve {
 
 struct Kernels {
     AttentionKernels attention;
+    RowKernels rows;
 };
 
 const Kernels& base_kernels();

@@ -6,11 +6,12 @@
 
 #define MTSERVE_ISA avx2
 #include "cpu/attention_kernel.h"
+#include "cpu/row_kernels.h"
 
 namespace mtserve {
 
 const Kernels& avx2_kernels() {
-    static constexpr Kernels kernels = {avx2::kAttentionKernels};
+    static constexpr Kernels kernels = {avx2::kAttentionKernels, avx2::kRowKernels};
     return kernels;
 }
 

@@ -6,11 +6,12 @@
 
 #define MTSERVE_ISA avx512_bf16
 #include "cpu/attention_kernel.h"
+#include "cpu/row_kernels.h"
 
 namespace mtserve {
 
 const Kernels& avx512_bf16_kernels() {
-    static constexpr Kernels kernels = {avx512_bf16::kAttentionKernels};
+    static constexpr Kernels kernels = {avx512_bf16::kAttentionKernels, avx512_bf16::kRowKernels};
     return kernels;
 }
 

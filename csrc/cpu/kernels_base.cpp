@@ -6,11 +6,12 @@
 
 #define MTSERVE_ISA base
 #include "cpu/attention_kernel.h"
+#include "cpu/row_kernels.h"
 
 namespace mtserve {
 
 const Kernels& base_kernels() {
-    static constexpr Kernels kernels = {base::kAttentionKernels};
+    static constexpr Kernels kernels = {base::kAttentionKernels, base::kRowKernels};
     return kernels;
 }
 

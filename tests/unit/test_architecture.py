@@ -19,7 +19,8 @@ LEVELS = [
     {"errors", "metrics", "native_library", "version"},
     {"config", "transitions", "types", "plugins"},
     # Contracts: what a package promises, without the package.
-    {"commands", "models.base", "models.config", "attention_backends.base", "transfer.jobs"},
+    {"attention_backends.base", "attention_backends.native_step"},
+    {"commands", "models.base", "models.config", "transfer.jobs"},
     {"core_watch", "platforms"},
     {"block_manager", "transfer", "attention_backends", "models"},
     {"scheduler", "runner"},

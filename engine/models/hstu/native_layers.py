@@ -1,0 +1,104 @@
+"""All HSTU layers by native code: L + 1 calls for L layers.
+
+One call does a layer from its keys to its residual, and the next layer's projections. So between
+two calls stands only the wait for the next layer's pages. `layers.py` is the same in torch.
+
+Legend: T rows, D hidden_size, H heads, A qk_dim, V v_dim, P H*(2V+2A) projected columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention_backends.base import AttentionBatch, LayerBias
+from engine.attention_backends.native_step import NativeStep, padded_position
+from engine.models.base import StepPages
+from engine.models.config import HstuLayers
+from engine.models.hstu.layers import HstuLayer, norm_eps
+
+_Half = list[torch.Tensor | None]
+"""A norm and the linear behind it: weight and bias of each."""
+
+
+class NativeLayers:
+    """A `LayerProgram`. Rows stay in the model's dtype between layers, in buffers of the step.
+
+    Args:
+        config: Of the layers.
+        layers: Their weights, at least one.
+        alpha: Factor on q.k.
+        scale: Factor on the attention sum.
+    """
+
+    def __init__(
+        self, config: HstuLayers, layers: Sequence[HstuLayer], alpha: float, scale: float
+    ) -> None:
+        v_width, qk_width = config.num_heads * config.v_dim, config.num_heads * config.qk_dim
+        self._v_width = v_width
+        self._projected_width = 2 * v_width + 2 * qk_width
+        self._silu_width = v_width if config.family == "meta" else self._projected_width
+        self._form = "product"
+        if config.family == "meta" or config.concat_ua:
+            self._form = "attended" if config.family == "meta" else "normed"
+        self._config = config
+        self._alpha, self._scale = alpha, scale
+        self._eps = norm_eps(config)
+        self._is_packed = layers[0].uvqk.is_prepacked
+        self._inputs: list[_Half] = [
+            [*layer.input_norm, layer.uvqk.weight, layer.uvqk.bias] for layer in layers
+        ]
+        self._outputs: list[_Half] = [
+            [*layer.attn_norm, layer.output_linear.weight, layer.output_linear.bias]
+            for layer in layers
+        ]
+        self._biases = [
+            None if layer.bias_tables is None else LayerBias(*layer.bias_tables) for layer in layers
+        ]
+
+    def __call__(self, x: torch.Tensor, batch: AttentionBatch, pages: StepPages) -> torch.Tensor:
+        step = NativeStep.from_batch(batch)
+        x_TD = x.clone()
+        projected_TP = x.new_empty(len(x), self._projected_width)
+        attended_THV = torch.empty(len(x), self._v_width)
+        torch.ops.engine.hstu_project(
+            x_TD, self._inputs[0], self._is_packed, self._eps, self._silu_width, projected_TP
+        )
+        following: list[_Half] = [*self._inputs[1:], []]
+        for layer, (output, next_input) in enumerate(zip(self._outputs, following, strict=True)):
+            k_pages, v_pages = pages.layer(layer)
+            torch.ops.engine.hstu_layer(
+                x_TD,
+                projected_TP,
+                attended_THV,
+                k_pages,
+                v_pages,
+                step.tensors,
+                self._bias(layer, step),
+                self._alpha,
+                self._scale,
+                output,
+                self._form,
+                self._config.group_norm,
+                self._config.residual,
+                next_input,
+                self._is_packed,
+                self._eps,
+                self._silu_width,
+            )
+        return x_TD
+
+    def _bias(self, layer: int, step: NativeStep) -> list[torch.Tensor]:
+        """What the layer adds to q.k, empty: nothing."""
+        tables, of_step = self._biases[layer], step.bias
+        if tables is None or of_step is None:
+            return []
+        return [
+            padded_position(tables),
+            tables.time,
+            of_step.row_position,
+            of_step.buckets,
+            of_step.chain_buckets,
+            of_step.chain_distance,
+        ]
