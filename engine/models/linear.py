@@ -14,6 +14,7 @@ of few numbers.
 from __future__ import annotations
 
 from functools import cache
+from typing import Literal
 
 import torch
 from torch.nn import functional
@@ -43,16 +44,22 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class Linear:
-    """rows [T, in] @ weight + bias -> [T, out] in the weight's dtype, a row-wise function.
+    """activation(rows [T, in] @ weight + bias) -> [T, out] in the weight's dtype, row by row.
 
     Attributes:
         weight: A copy, [out, in] in the compute dtype; packed for oneDNN if `is_prepacked`.
         bias: [out] in the compute dtype.
     """
 
-    def __init__(self, weight_IO: torch.Tensor, bias_O: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        weight_IO: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        activation: Literal["none", "relu"] = "none",
+    ) -> None:
         self.in_features, self.out_features = weight_IO.shape
         self.dtype = weight_IO.dtype
+        self._activation = activation
         self.compute_dtype = compute_dtype(self.dtype)
         self.is_prepacked = has_prepacked(self.compute_dtype)
         self.bias = None
@@ -76,7 +83,8 @@ class Linear:
         rows_TI = rows_TI.contiguous()
         if self.is_prepacked:
             result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-                rows_TI, self.weight, self.bias, "none", [], ""
+                rows_TI, self.weight, self.bias, self._activation, [], ""
             )
             return result
-        return functional.linear(rows_TI, self.weight, self.bias)
+        result = functional.linear(rows_TI, self.weight, self.bias)
+        return result.relu_() if self._activation == "relu" else result

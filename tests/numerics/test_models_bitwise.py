@@ -152,6 +152,22 @@ def test_embedding_and_heads_give_a_row_the_same_bits_in_any_subset(
         assert torch.equal(model.user_embedding(x[subset]), users[subset])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_native_input_stage_has_the_bits_of_torch(dtype: str) -> None:
+    model = tiny_model(dtype, hidden_size=37)
+    records = random_records(torch.Generator().manual_seed(8))
+    for rows in (records, records[::3], records[:1], records[:0]):
+        assert torch.equal(model.embed(rows), model._embedding.embed_in_torch(rows))
+
+
+def test_a_record_that_names_no_row_of_its_table_is_refused() -> None:
+    model = tiny_model("float32")
+    records = random_records(torch.Generator().manual_seed(8))
+    records[100, 1] = 9
+    with pytest.raises(RuntimeError, match="record 100 names row 9 of a table with 9"):
+        model.embed(records)
+
+
 def test_layers_of_no_rows_give_no_rows() -> None:
     model = tiny_model("float32")
     projected = model.project(0, torch.empty(0, 24))
