@@ -67,8 +67,8 @@ void embed(Tensor records, std::vector<Tensor> tables, std::vector<int64_t> colu
                         records.size(0));
 }
 
-int64_t top_items(Tensor user, Tensor items, std::optional<Tensor> norms, Tensor item_ids,
-                  Tensor excluded, Tensor ids, Tensor scores) {
+void top_items(Tensor user, Tensor items, std::optional<Tensor> norms, Tensor item_ids,
+               Tensor excluded, Tensor ids, Tensor scores, Tensor count) {
     check_vector(user, ScalarType::Float, "user");
     check_table(items, items.scalar_type(), user.numel());
     check_vector(item_ids, ScalarType::Long, "item_ids");
@@ -77,6 +77,8 @@ int64_t top_items(Tensor user, Tensor items, std::optional<Tensor> norms, Tensor
     check_vector(ids, ScalarType::Long, "ids");
     check_vector(scores, ScalarType::Float, "scores");
     check_length(scores, ids.numel(), "scores");
+    check_vector(count, ScalarType::Long, "count");
+    check_length(count, 1, "count");
     mtserve::TopArgs args;
     args.table = {items.const_data_ptr(), items.size(0), items.size(1),
                   items.scalar_type() == ScalarType::BFloat16, nullptr};
@@ -92,7 +94,7 @@ int64_t top_items(Tensor user, Tensor items, std::optional<Tensor> norms, Tensor
     args.top_k = ids.numel();
     args.ids = mutable_values_of<int64_t>(ids);
     args.scores = mutable_values_of<float>(scores);
-    return mtserve::top_items(args);
+    *mutable_values_of<int64_t>(count) = mtserve::top_items(args);
 }
 
 }  // namespace
@@ -103,7 +105,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(engine, library) {
         "int num_scaled, float scale, Tensor(a!) out) -> ()");
     library.def(
         "top_items(Tensor user, Tensor items, Tensor? norms, Tensor item_ids, Tensor excluded, "
-        "Tensor(a!) ids, Tensor(b!) scores) -> int");
+        "Tensor(a!) ids, Tensor(b!) scores, Tensor(c!) count) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(engine, CPU, library) {

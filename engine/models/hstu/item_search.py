@@ -63,7 +63,8 @@ class NativeSearch:
     ) -> tuple[Int64Array, Float32Array]:
         most = min(top_k, len(self._item_ids))
         ids, scores = torch.empty(most, dtype=torch.int64), torch.empty(most)
-        count = torch.ops.engine.top_items(
+        count = torch.empty(1, dtype=torch.int64)
+        torch.ops.engine.top_items(
             user_D.contiguous(),
             self._items_ID,
             self._norms_I,
@@ -71,8 +72,10 @@ class NativeSearch:
             torch.from_numpy(excluded),
             ids,
             scores,
+            count,
         )
-        return ids.numpy()[:count], scores.numpy()[:count]
+        found = int(count)
+        return ids.numpy()[:found], scores.numpy()[:found]
 
 
 class PackedSearch:
