@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "bindings/append.h"
 #include "bindings/attention_args.h"
 #include "bindings/linear.h"
-#include "cpu/append.h"
 #include "cpu/attention.h"
 #include "cpu/rows.h"
 
@@ -106,7 +106,10 @@ class Projection {
           silu_width_(silu_width),
           x_(x),
           projected_(projected),
-          normed_(x, x.size(1), half.linear) {}
+          normed_(x, x.size(1), half.linear) {
+        STD_TORCH_CHECK(silu_width >= 0 && silu_width <= projected.size(1), "silu_width is ",
+                        silu_width, " of ", projected.size(1), " columns");
+    }
 
     void run(int64_t first, int64_t num_rows) {
         norm_rows({rows_in(x_, first), normed_.rows(), half_.norm, x_.size(1)}, num_rows);
@@ -183,8 +186,6 @@ void check_rows(const Tensor& x, const Tensor& projected) {
 void hstu_project(Tensor x, std::vector<optional<Tensor>> input, bool is_packed, double eps,
                   int64_t silu_width, Tensor projected) {
     check_rows(x, projected);
-    STD_TORCH_CHECK(silu_width <= projected.size(1), "silu_width is ", silu_width, " of ",
-                    projected.size(1), " columns");
     Projection projection(half_of(input, x.size(1), eps, is_packed), silu_width, x, projected);
     each_block(x.size(0), [&](int64_t first, int64_t count) { projection.run(first, count); });
 }
@@ -203,29 +204,17 @@ Columns columns_of(const AttentionArgs& args) {
     return {v_width, 2 * v_width, 2 * v_width + qk_width, 2 * v_width + 2 * qk_width};
 }
 
+// Columns of `projected` from `column` on to the slots of pages.
 void append(const Tensor& projected, int64_t column, const Tensor& append_rows, const Tensor& slots,
             const Tensor& pages) {
-    const int64_t bytes = projected.element_size();
-    AppendArgs args;
+    AppendArgs args = append_args(slots, pages);
     args.rows = static_cast<const char*>(rows_in(projected, 0, column).values);
-    args.row_stride = projected.size(1) * bytes;
-    args.row_bytes = pages.size(2) * pages.size(3) * bytes;
-    args.row_of = values_of<int64_t>(append_rows);
-    args.slots = values_of<int64_t>(slots);
-    args.num_slots = slots.numel();
-    args.pages = static_cast<char*>(pages.mutable_data_ptr());
-    args.page_stride = pages.stride(0) * bytes;
-    args.token_stride = pages.stride(1) * bytes;
-    args.page_size = pages.size(1);
-    mtserve::append_rows(args);
-}
-
-void check_appended(const Tensor& append_rows, const Tensor& slots, const AttentionArgs& args) {
+    args.row_stride = projected.size(1) * static_cast<int64_t>(projected.element_size());
     check_vector(append_rows, ScalarType::Long, "append_rows");
-    check_vector(slots, ScalarType::Long, "slots");
-    check_length(append_rows, slots.numel(), "append_rows");
-    check_values<int64_t>(append_rows, 0, args.num_rows, "append_rows");
-    check_values<int64_t>(slots, 0, args.num_pages * args.page_size, "slots");
+    check_length(append_rows, args.num_slots, "append_rows");
+    check_values<int64_t>(append_rows, 0, projected.size(0), "append_rows");
+    args.row_of = values_of<int64_t>(append_rows);
+    mtserve::append_rows(args);
 }
 
 // The attention of a layer whose rows stand in `projected`. step: row_indptr, kv_lo, kv_hi,
@@ -252,7 +241,6 @@ AttentionArgs attention_of(const Tensor& projected, const Tensor& attended, cons
     args.v = part(columns.v);
     STD_TORCH_CHECK(step.size() == 8, "a step has 8 tensors, not ", step.size());
     set_step(args, {step[0], step[1], step[2], step[3], step[4], step[5]});
-    check_appended(step[6], step[7], args);
     STD_TORCH_CHECK(bias.empty() || bias.size() == 6, "a bias has 6 tensors, not ", bias.size());
     if (!bias.empty()) {
         set_bias(args, {bias[0], bias[1], bias[2], bias[3], bias[4], bias[5]});

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from engine.attention_backends.base import AttentionBatch
 from engine.attention_backends.registry import attention_spec, create_backend
+from engine.models import linear
 from engine.models.config import Feature, HstuLayers, Inputs, ModelConfig, RankHead
 from engine.models.hstu.model import HstuModel
 from engine.platforms.cpu import KvPools
@@ -21,6 +23,8 @@ from engine.runner.layers import LayerPages, layer_program
 from engine.testing.models import random_tensors
 
 PAGE = 8
+NUMERICS = Path(__file__).parent
+UNIT_TESTS = NUMERICS.parent / "unit/models"
 FAMILIES: list[dict[str, Any]] = [
     {"family": "meta"},
     {"family": "meta", "group_norm": True},
@@ -158,6 +162,19 @@ def test_native_bfloat16_is_as_near_to_float32_as_torch(layers: dict[str, Any], 
         torch.testing.assert_close(mine.float(), other, atol=0.2, rtol=0.0, equal_nan=True)
 
 
+@pytest.mark.parametrize("layers", FAMILIES, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@torch.inference_mode()
+def test_layers_that_onednn_cannot_pack_go_through_torch(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, layers: dict[str, Any]
+) -> None:
+    packed = run(model_of("float32", layers), "cpu", STEPS["suffix_chains"])
+    monkeypatch.setattr(linear, "has_prepacked", lambda dtype: False)
+    plain = run(model_of(dtype, layers), "cpu", STEPS["suffix_chains"])
+    difference = float((plain.x.float() - packed.x).abs().mean())
+    assert difference < (1e-5 if dtype == "float32" else 2e-2)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @torch.inference_mode()
 def test_a_step_without_rows_gives_none(dtype: str) -> None:
@@ -197,14 +214,15 @@ def test_other_instruction_sets_pass_too(isa: str) -> None:
         pytest.skip("this is the run with another instruction set")
     if torch.ops.engine.cpu_isa() == isa:
         pytest.skip("the other tests use it")
+    tests = [__file__, f"{UNIT_TESTS}/test_item_search.py", f"{NUMERICS}/test_models_bitwise.py"]
+    chosen = "suffix_chains or every_step or cannot_pack or item_search or native_input_stage"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-k", "suffix_chains or bits",
-         __file__],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-k", chosen, *tests],
         env={**os.environ, "ENGINE_CPU_ISA": isa},
         capture_output=True,
         text=True,
         check=False,
-    )  # fmt: skip
+    )
     if "which this machine lacks" in done.stdout:
         pytest.skip(f"this machine has no {isa}")
     assert done.returncode == 0, done.stdout

@@ -3,7 +3,7 @@
 One call does a layer from its keys to its residual, and the next layer's projections. So between
 two calls stands only the wait for the next layer's pages. `layers.py` is the same in torch.
 
-Legend: T rows, D hidden_size, H heads, A qk_dim, V v_dim, P H*(2V+2A) projected columns.
+Legend: T rows, D hidden_size, W H*V attended columns, P H*(2V+2A) projected columns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Half = list[torch.Tensor | None]
 
 
 class NativeLayers:
-    """A `LayerProgram`. Rows stay in the model's dtype between layers, in buffers of the step.
+    """A `LayerProgram`. Its buffers are kept from step to step: fresh memory costs page faults.
 
     Args:
         config: Of the layers.
@@ -36,9 +36,10 @@ class NativeLayers:
         self, config: HstuLayers, layers: Sequence[HstuLayer], alpha: float, scale: float
     ) -> None:
         v_width, qk_width = config.num_heads * config.v_dim, config.num_heads * config.qk_dim
-        self._v_width = v_width
-        self._projected_width = 2 * v_width + 2 * qk_width
-        self._silu_width = v_width if config.family == "meta" else self._projected_width
+        width = 2 * v_width + 2 * qk_width
+        self._projected_TP = torch.empty(0, width, dtype=layers[0].uvqk.dtype)
+        self._attended_TW = torch.empty(0, v_width)
+        self._silu_width = v_width if config.family == "meta" else width
         self._form = "product"
         if config.family == "meta" or config.concat_ua:
             self._form = "attended" if config.family == "meta" else "normed"
@@ -58,10 +59,14 @@ class NativeLayers:
         ]
 
     def __call__(self, x: torch.Tensor, batch: AttentionBatch, pages: StepPages) -> torch.Tensor:
+        num_rows = len(x)
+        if num_rows > len(self._projected_TP):
+            self._projected_TP = x.new_empty(num_rows, self._projected_TP.shape[1])
+            self._attended_TW = torch.empty(num_rows, self._attended_TW.shape[1])
+        projected_TP = self._projected_TP[:num_rows]
+        attended_TW = self._attended_TW[:num_rows]
         step = NativeStep.from_batch(batch)
         x_TD = x.clone()
-        projected_TP = x.new_empty(len(x), self._projected_width)
-        attended_THV = torch.empty(len(x), self._v_width)
         torch.ops.engine.hstu_project(
             x_TD, self._inputs[0], self._is_packed, self._eps, self._silu_width, projected_TP
         )
@@ -71,7 +76,7 @@ class NativeLayers:
             torch.ops.engine.hstu_layer(
                 x_TD,
                 projected_TP,
-                attended_THV,
+                attended_TW,
                 k_pages,
                 v_pages,
                 step.tensors,
