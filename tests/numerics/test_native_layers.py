@@ -17,6 +17,7 @@ from engine.attention_backends.registry import attention_spec, create_backend
 from engine.models import linear
 from engine.models.config import Feature, HstuLayers, Inputs, ModelConfig, RankHead
 from engine.models.hstu.model import HstuModel
+from engine.native_library import load_library
 from engine.platforms.cpu import KvPools
 from engine.runner.batch import PieceBias, PieceRows, assemble
 from engine.runner.layers import LayerPages, layer_program
@@ -212,6 +213,7 @@ def test_a_users_rows_have_the_same_bits_in_every_step(dtype: str, threads: int)
 def test_other_instruction_sets_pass_too(isa: str) -> None:
     if "ENGINE_CPU_ISA" in os.environ:
         pytest.skip("this is the run with another instruction set")
+    assert load_library() is None
     if torch.ops.engine.cpu_isa() == isa:
         pytest.skip("the other tests use it")
     tests = [__file__, f"{UNIT_TESTS}/test_item_search.py", f"{NUMERICS}/test_models_bitwise.py"]
