@@ -14,8 +14,8 @@ struct LinearTensors {
     bool is_packed = false;
 };
 
-// A number of rows that oneDNN has prepared already, most likely; never one. At most an eighth more
-// than num_rows.
+// A number of rows that oneDNN has prepared already, most likely; never one. The same as
+// filled_rows of engine/models/linear.py.
 int64_t filled_rows(int64_t num_rows);
 
 // rows [n, in] in the weight's dtype, n as filled_rows says -> [n, out].

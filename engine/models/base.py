@@ -285,7 +285,7 @@ class Model(ABC):
 
     def layer_program(self, backend: AttentionBackend) -> LayerProgram | None:
         """How all layers run on that backend; None: one after another, `project`, attention and
-        `output`."""
+        `output`. A model that inherits a program and changes a layer must override this too."""
         return None
 
     def bias_tables(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

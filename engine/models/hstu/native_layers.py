@@ -54,9 +54,7 @@ class NativeLayers:
             [*layer.attn_norm, layer.output_linear.weight, layer.output_linear.bias]
             for layer in layers
         ]
-        self._biases = [
-            None if layer.bias_tables is None else LayerBias(*layer.bias_tables) for layer in layers
-        ]
+        self._biases = [_padded(layer.bias_tables) for layer in layers]
 
     def __call__(self, x: torch.Tensor, batch: AttentionBatch, pages: StepPages) -> torch.Tensor:
         num_rows = len(x)
@@ -100,10 +98,17 @@ class NativeLayers:
         if tables is None or of_step is None:
             return []
         return [
-            padded_position(tables),
-            tables.time,
+            *tables,
             of_step.row_position,
             of_step.buckets,
             of_step.chain_buckets,
             of_step.chain_distance,
         ]
+
+
+def _padded(tables: tuple[torch.Tensor, torch.Tensor] | None) -> list[torch.Tensor] | None:
+    """Position and time weights as the kernel reads them."""
+    if tables is None:
+        return None
+    bias = LayerBias(*tables)
+    return [padded_position(bias), bias.time]

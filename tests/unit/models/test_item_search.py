@@ -92,3 +92,11 @@ def test_all_items_excluded_gives_none(kind: type[NativeSearch]) -> None:
     ids, scores = subject.top_items(torch.ones(2), 2, np.arange(3))
     assert ids.tolist() == []
     assert scores.tolist() == []
+
+
+def test_items_without_a_score_come_last() -> None:
+    items = torch.tensor([[1.0], [torch.nan], [3.0], [torch.nan], [-2.0]])
+    ids, scores = NativeSearch(items, np.arange(5), None).top_items(torch.ones(1), 4, NOTHING)
+    assert ids.tolist() == [2, 0, 4, 1]
+    assert scores[:3].tolist() == [3.0, 1.0, -2.0]
+    assert np.isnan(scores[3])
