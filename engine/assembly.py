@@ -21,10 +21,11 @@ from engine.errors import ConfigError
 from engine.metrics import Metrics
 from engine.model_loading import BackgroundLoader
 from engine.models.base import Model, ModelSpec
-from engine.models.linear import BitwiseReport, check_bitwise
+from engine.models.bitwise import BitwiseReport, check_bitwise
 from engine.models.loader import load_model_dir
 from engine.models.random_weights import builtin_model
 from engine.platforms.cpu import DeviceExecutor, HostArena, InlineExecutor, KvPools, Wake
+from engine.runner.layers import layer_program
 from engine.runner.runner import Runner
 from engine.transfer.jobs import CopyEngine
 from engine.transfer.native import NativeCopyEngine
@@ -232,7 +233,8 @@ def _exactness(model: Model, backend: AttentionBackend) -> str:
     """What the start-up self-check found: "bitwise", or by how much rows differ."""
     if not backend.is_bitwise:
         return f"within the tolerance of attention backend {backend.name}"
-    difference = max(check_bitwise(model).max_difference, backend.row_difference())
+    report = check_bitwise(model, layer_program(model, backend), backend.spec.page_size)
+    difference = max(report.max_difference, backend.row_difference())
     return str(BitwiseReport(is_bitwise=difference == 0.0, max_difference=difference))
 
 

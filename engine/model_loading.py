@@ -103,13 +103,12 @@ class _Load:
     """One load: a thread, then a model or an error, which is handed over and not kept."""
 
     def __init__(self, make: Callable[[], ServedModel], purpose: str, wake: Waker) -> None:
+        self._make: Callable[[], ServedModel] | None = make
         self._purpose = purpose
         self._wake = wake
         self._outcome: ServedModel | EngineError | None = None
         self._is_running = True
-        self._thread = threading.Thread(
-            target=self._run, args=(make,), name="model-loader", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
         self._thread.start()
 
     @property
@@ -129,13 +128,14 @@ class _Load:
             raise outcome
         return outcome
 
-    def _run(self, make: Callable[[], ServedModel]) -> None:
+    def _run(self) -> None:
+        assert self._make is not None
         torch.set_num_threads(1)
         _lower_own_priority()
         usual_s = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         try:
-            self._outcome = make()
+            self._outcome = self._make()
         except EngineError as error:
             self._outcome = error
         except BaseException as error:  # also what a plug-in raises to exit: every load ends
@@ -144,6 +144,7 @@ class _Load:
             self._outcome = ConfigError(f"could not {self._purpose}: {reason}")
         finally:
             sys.setswitchinterval(usual_s)
+        self._make = None  # it holds models, and this thread may outlive the load
         self._is_running = False
         self._wake.set()
 

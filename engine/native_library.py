@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 import engine
+from engine.native_fakes import register_fakes
 
 _LIBRARY = "_engine_cpu.so"
 
@@ -27,6 +28,7 @@ def _load_from(folders: tuple[str, ...]) -> str | None:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     except OSError as error:
         return f"{path} cannot be loaded: {error}"
+    register_fakes()
     return None
 
 

@@ -4,8 +4,7 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include <cstring>
-
+#include "bindings/append.h"
 #include "bindings/attention_args.h"
 #include "cpu/isa.h"
 #include "cpu/time_buckets.h"
@@ -50,35 +49,20 @@ void attention(Tensor q, Tensor k, Tensor v, Tensor k_pages, Tensor v_pages, Ten
 
 // Rows [n, K, width] to slots of pages [P, S, K, width].
 void write_rows(const Tensor& rows, const Tensor& slots, const Tensor& pages, const char* name) {
-    STD_TORCH_CHECK(rows.is_cpu() && rows.dim() == 3 && pages.is_cpu() && pages.dim() == 4 &&
-                        rows.scalar_type() == pages.scalar_type(),
-                    name, " and its pages must be on the CPU and of one dtype");
+    mtserve::AppendArgs args = mtserve::bindings::append_args(slots, pages);
+    STD_TORCH_CHECK(rows.is_cpu() && rows.dim() == 3 && rows.scalar_type() == pages.scalar_type(),
+                    name, " must be three-dimensional, on the CPU and of the pages' dtype");
     STD_TORCH_CHECK(rows.size(0) == slots.numel() && rows.size(1) == pages.size(2) &&
                         rows.size(2) == pages.size(3),
                     name, " does not fit its slots and pages");
-    STD_TORCH_CHECK(
-        slots.numel() == 0 || (rows.stride(2) == 1 && rows.stride(1) == rows.size(2) &&
-                               pages.stride(3) == 1 && pages.stride(2) == pages.size(3)),
-        name, "'s heads must stand one after another");
-    const int64_t bytes = rows.element_size(), page_size = pages.size(1);
-    const int64_t row_bytes = rows.size(1) * rows.size(2) * bytes;
-    const auto* source = static_cast<const char*>(rows.const_data_ptr());
-    auto* target = static_cast<char*>(pages.mutable_data_ptr());
-    const auto* slot = static_cast<const int64_t*>(slots.const_data_ptr());
-    for (int64_t i = 0; i < slots.numel(); ++i) {
-        const int64_t at =
-            slot[i] / page_size * pages.stride(0) + slot[i] % page_size * pages.stride(1);
-        std::memcpy(target + at * bytes, source + i * rows.stride(0) * bytes, row_bytes);
-    }
+    STD_TORCH_CHECK(slots.numel() == 0 || (rows.stride(2) == 1 && rows.stride(1) == rows.size(2)),
+                    name, "'s heads must stand one after another");
+    args.rows = static_cast<const char*>(rows.const_data_ptr());
+    args.row_stride = rows.stride(0) * static_cast<int64_t>(rows.element_size());
+    mtserve::append_rows(args);
 }
 
 void append_kv(Tensor k, Tensor v, Tensor slots, Tensor k_pages, Tensor v_pages) {
-    mtserve::bindings::check_vector(slots, ScalarType::Long, "slots");
-    STD_TORCH_CHECK(k_pages.dim() == 4 && v_pages.dim() == 4, "pages must be four-dimensional");
-    const int64_t num_slots = k_pages.size(0) * k_pages.size(1);
-    mtserve::bindings::check_values<int64_t>(slots, 0, num_slots, "slots");
-    STD_TORCH_CHECK(v_pages.size(0) == k_pages.size(0) && v_pages.size(1) == k_pages.size(1),
-                    "k_pages and v_pages must have the same slots");
     write_rows(k, slots, k_pages, "k");
     write_rows(v, slots, v_pages, "v");
 }

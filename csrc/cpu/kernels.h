@@ -3,11 +3,17 @@
 #pragma once
 
 #include "cpu/attention.h"
+#include "cpu/embedding.h"
+#include "cpu/rows.h"
+#include "cpu/top_items.h"
 
 namespace mtserve {
 
 struct Kernels {
     AttentionKernels attention;
+    RowKernels rows;
+    EmbedKernel embed;
+    ScoreKernel score;
 };
 
 const Kernels& base_kernels();

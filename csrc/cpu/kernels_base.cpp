@@ -6,11 +6,15 @@
 
 #define MTSERVE_ISA base
 #include "cpu/attention_kernel.h"
+#include "cpu/embedding_kernel.h"
+#include "cpu/row_kernels.h"
+#include "cpu/top_items_kernel.h"
 
 namespace mtserve {
 
 const Kernels& base_kernels() {
-    static constexpr Kernels kernels = {base::kAttentionKernels};
+    static constexpr Kernels kernels = {base::kAttentionKernels, base::kRowKernels,
+                                        base::embed_rows, base::score_items};
     return kernels;
 }
 

@@ -9,8 +9,9 @@ fingerprint), keeps it, and hands it back to `embed`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from engine.types import FeatureInfo, Float32Array, Int32Array, Int64Array, Requ
 
 if TYPE_CHECKING:
     import torch
+
+    from engine.attention_backends.base import AttentionBackend, AttentionBatch, KvPages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +188,21 @@ class Projected(NamedTuple):
     v: torch.Tensor
 
 
+class StepPages(Protocol):
+    """The pages of a step's layers."""
+
+    def layer(self, layer: int) -> KvPages:
+        """The layer's pages, after what they wait for has arrived."""
+
+
+LayerProgram: TypeAlias = "Callable[[torch.Tensor, AttentionBatch, StepPages], torch.Tensor]"
+"""All layers of a model on one backend: x [T, D], the step and its pages -> [T, D].
+
+New K/V rows are written to the pages. x is not modified. A row's bits depend only on its own
+inputs and the keys it sees, as far as model and backend promise it. Owned by the device thread.
+"""
+
+
 class Model(ABC):
     """A loaded model. Shapes: T rows of a step, D hidden_size, H heads, A qk_dim, V v_dim."""
 
@@ -264,6 +282,11 @@ class Model(ABC):
         self, layer: int, x: torch.Tensor, u: torch.Tensor, attended: torch.Tensor
     ) -> torch.Tensor:
         """Gate, norm, output projection and residual. attended: float32 [T, H, V]."""
+
+    def layer_program(self, backend: AttentionBackend) -> LayerProgram | None:
+        """How all layers run on that backend; None: one after another, `project`, attention and
+        `output`. A model that inherits a program and changes a layer must override this too."""
+        return None
 
     def bias_tables(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(position weights [2n - 1], time weights [buckets + 1]), float32."""

@@ -1,8 +1,10 @@
 """Linear layers whose rows do not depend on how many rows are computed together.
 
 oneDNN's prepacked kernels give a row the same bits for any number of rows from two on, and for
-any number of threads; a single row is therefore never computed alone. Without oneDNN, torch's own
-linear serves, and `check_bitwise` reports what that costs.
+any number of threads; a single row is therefore never computed alone. Where oneDNN has no bfloat16
+(a machine without AVX-512), its float32 kernels compute bfloat16 layers: rows and weights are
+widened, results rounded. Without oneDNN, torch's own linear serves, and the self-check at
+start reports what that costs.
 
 oneDNN prepares a kernel for every number of rows it meets, which takes about a millisecond and half
 a megabyte, and keeps the last 1024. Steps differ in size all the time, so rows are filled up to one
@@ -12,13 +14,10 @@ of few numbers.
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Literal
 
 import torch
 from torch.nn import functional
-
-from engine.models.base import Model
-from engine.types import Task
 
 
 @cache
@@ -39,20 +38,36 @@ def filled_rows(num_rows: int) -> int:
     return max(2, -(-num_rows // step) * step)
 
 
-class Linear:
-    """rows [T, in] @ weight + bias -> [T, out] in the weight's dtype, a row-wise function.
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What the products of linear layers of that dtype are computed in."""
+    return dtype if has_prepacked(dtype) or not has_prepacked(torch.float32) else torch.float32
 
-    Holds its own packed copy of the weight.
+
+class Linear:
+    """activation(rows [T, in] @ weight + bias) -> [T, out] in the weight's dtype, row by row.
+
+    Attributes:
+        weight: A copy, [out, in] in the compute dtype; packed for oneDNN if `is_prepacked`.
+        bias: [out] in the compute dtype.
     """
 
-    def __init__(self, weight_IO: torch.Tensor, bias_O: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        weight_IO: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        activation: Literal["none", "relu"] = "none",
+    ) -> None:
         self.in_features, self.out_features = weight_IO.shape
         self.dtype = weight_IO.dtype
-        self._bias_O = None if bias_O is None else bias_O.to(weight_IO.dtype).contiguous()
-        self._is_prepacked = has_prepacked(self.dtype)
-        weight_OI = weight_IO.t().contiguous()
-        self._weight = (
-            torch.ops.mkldnn._reorder_linear_weight(weight_OI) if self._is_prepacked else weight_OI
+        self._activation = activation
+        self.compute_dtype = compute_dtype(self.dtype)
+        self.is_prepacked = has_prepacked(self.compute_dtype)
+        self.bias = None
+        if bias_O is not None:
+            self.bias = bias_O.to(self.dtype).to(self.compute_dtype).contiguous()
+        weight_OI = weight_IO.to(self.compute_dtype).t().contiguous()
+        self.weight: torch.Tensor = (
+            torch.ops.mkldnn._reorder_linear_weight(weight_OI) if self.is_prepacked else weight_OI
         )
 
     def __call__(self, rows_TI: torch.Tensor) -> torch.Tensor:
@@ -62,72 +77,14 @@ class Linear:
         missing = filled_rows(num_rows) - num_rows
         if missing:
             rows_TI = functional.pad(rows_TI, (0, 0, 0, missing))
-        return self._compute(rows_TI)[:num_rows]
+        return self._compute(rows_TI.to(self.compute_dtype))[:num_rows].to(self.dtype)
 
     def _compute(self, rows_TI: torch.Tensor) -> torch.Tensor:
         rows_TI = rows_TI.contiguous()
-        if self._is_prepacked:
+        if self.is_prepacked:
             result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-                rows_TI, self._weight, self._bias_O, "none", [], ""
+                rows_TI, self.weight, self.bias, self._activation, [], ""
             )
             return result
-        return functional.linear(rows_TI, self._weight, self._bias_O)
-
-
-class BitwiseReport(NamedTuple):
-    """Whether rows came out the same in every grouping tried, and the largest difference seen."""
-
-    is_bitwise: bool
-    max_difference: float
-
-    def __str__(self) -> str:
-        if self.is_bitwise:
-            return "bitwise"
-        return f"not bitwise: rows differ by up to {self.max_difference:.3g}"
-
-
-_CHECK_ROWS = 131
-_CHECK_SLICES = tuple(
-    (start, start + count)
-    for count in (1, 2, 3, 5, 16, 17, 64, 100)
-    for start in (0, 7, 31)
-)  # fmt: skip
-
-
-@torch.inference_mode()
-def check_bitwise(model: Model) -> BitwiseReport:
-    """Compare rows computed in few with the same rows computed in many, on the model's own shapes.
-
-    Covers projections and output of the first and last layer (all have the same shapes) and the
-    user embedding. Run once at start, with the threads that will serve.
-    """
-    spec = model.spec
-    generator = torch.Generator().manual_seed(0)
-    dtype = getattr(torch, spec.dtype)
-    x_TD = torch.randn(_CHECK_ROWS, spec.hidden_size, generator=generator).to(dtype)
-    attended_THV = torch.randn(_CHECK_ROWS, spec.num_heads, spec.v_dim, generator=generator)
-    worst = 0.0
-    for layer in {0, spec.num_layers - 1}:
-        whole = model.project(layer, x_TD)
-        whole_out = model.output(layer, x_TD, whole.u, attended_THV)
-        for start, stop in _CHECK_SLICES:
-            part = model.project(layer, x_TD[start:stop])
-            for many, few in zip(whole, part, strict=True):
-                worst = max(worst, _difference(many[start:stop], few))
-            part_out = model.output(
-                layer, x_TD[start:stop], whole.u[start:stop], attended_THV[start:stop]
-            )
-            worst = max(worst, _difference(whole_out[start:stop], part_out))
-    if Task.RETRIEVE in spec.tasks:
-        users = model.user_embedding(x_TD)
-        for start, stop in _CHECK_SLICES:
-            few = model.user_embedding(x_TD[start:stop])
-            worst = max(worst, _difference(users[start:stop], few))
-    return BitwiseReport(is_bitwise=worst == 0.0, max_difference=worst)
-
-
-def _difference(many: torch.Tensor, few: torch.Tensor) -> float:
-    """0.0 exactly when the bits are equal."""
-    if torch.equal(many, few):
-        return 0.0
-    return max(float((many.double() - few.double()).abs().max()), 5e-324)
+        result = functional.linear(rows_TI, self.weight, self.bias)
+        return result.relu_() if self._activation == "relu" else result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -16,7 +17,7 @@ from engine.attention_backends.base import (
 from engine.attention_backends.registry import attention_spec
 from engine.attention_backends.suffix import StepAttention
 from engine.errors import ConfigError
-from engine.models.base import Model
+from engine.models.base import LayerProgram, Model, StepPages
 from engine.transfer.jobs import CopyEngine, CopyJob
 
 Clock = Callable[[], float]
@@ -86,24 +87,29 @@ class LayerPages:
         return self._pools.layer(layer)
 
 
+def layer_program(model: Model, backend: AttentionBackend) -> LayerProgram:
+    """All layers of the model on that backend: the model's own program, or one after another.
+
+    Raises ConfigError when the attention scale depends on the batch.
+    """
+    if model.spec.scale is None:
+        raise ConfigError(
+            f"the attention scale of {model.spec.name} depends on the batch: "
+            "set layers.scale_length to the N it was trained with"
+        )
+    return model.layer_program(backend) or partial(run_layers, model, backend)
+
+
 def run_layers(
     model: Model,
     backend: AttentionBackend,
     x: torch.Tensor,
     batch: AttentionBatch,
-    pages: LayerPages,
+    pages: StepPages,
 ) -> torch.Tensor:
-    """x [T, D] through all layers -> [T, D]. New K/V rows are written to the pages.
-
-    x is not modified. A row's bits depend only on its own inputs and the keys it sees, as far as
-    the model and the backend promise it.
-    """
+    """A `LayerProgram` of any model and backend."""
     scale = model.spec.scale
-    if scale is None:
-        raise ConfigError(
-            f"the attention scale of {model.spec.name} depends on the batch: "
-            "set layers.scale_length to the N it was trained with"
-        )
+    assert scale is not None, "layer_program refuses a scale that depends on the batch"
     attention = StepAttention(backend, batch)
     has_bias = model.spec.bias is not None
     for layer in range(model.spec.num_layers):

@@ -21,7 +21,7 @@ from engine.runner.layers import (
     OnloadWaits,
     Pools,
     check_backend_fits,
-    run_layers,
+    layer_program,
 )
 from engine.runner.step import PieceResult, PieceWork, StepResult
 from engine.transfer.jobs import CopyEngine
@@ -58,12 +58,12 @@ class Runner:
         clock: Clock,
     ) -> None:
         self._model = model
-        self._backend = backend
         self._pools = pools
         self._copies = copies
         self._clock = clock
         self._page_size = pools.layer(0).k.shape[1]
         check_backend_fits(model, backend, self._page_size)
+        self._layers = layer_program(model, backend)
 
     @torch.inference_mode()
     def run(
@@ -96,7 +96,7 @@ class Runner:
         waits: OnloadWaits | None,
     ) -> torch.Tensor:
         """Rows x [T, D] through all layers, over the pages of `pools`."""
-        return run_layers(self._model, self._backend, x, batch, LayerPages(pools, waits))
+        return self._layers(x, batch, LayerPages(pools, waits))
 
     def _run_rows(
         self, works: Sequence[PieceWork], scratch: bool, waits: OnloadWaits

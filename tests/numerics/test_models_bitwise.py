@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from engine.attention_backends.registry import attention_spec, create_backend
+from engine.models.bitwise import BitwiseReport, check_bitwise
 from engine.models.config import (
     ContextFeature,
     Feature,
@@ -19,9 +21,10 @@ from engine.models.config import (
     RetrieveHead,
 )
 from engine.models.hstu.model import HstuModel
-from engine.models.linear import Linear, check_bitwise, filled_rows
+from engine.models.linear import Linear, filled_rows
 from engine.models.random_weights import builtin_model
 from engine.models.silu import silu_
+from engine.runner.layers import layer_program
 from engine.testing.models import random_tensors
 
 ROWS = 193
@@ -149,6 +152,22 @@ def test_embedding_and_heads_give_a_row_the_same_bits_in_any_subset(
         assert torch.equal(model.user_embedding(x[subset]), users[subset])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_native_input_stage_has_the_bits_of_torch(dtype: str) -> None:
+    model = tiny_model(dtype, hidden_size=37)
+    records = random_records(torch.Generator().manual_seed(8))
+    for rows in (records, records[::3], records[:1], records[:0]):
+        assert torch.equal(model.embed(rows), model._embedding.embed_in_torch(rows))
+
+
+def test_a_record_that_names_no_row_of_its_table_is_refused() -> None:
+    model = tiny_model("float32")
+    records = random_records(torch.Generator().manual_seed(8))
+    records[100, 1] = 9
+    with pytest.raises(RuntimeError, match="record 100 names row 9 of a table with 9"):
+        model.embed(records)
+
+
 def test_layers_of_no_rows_give_no_rows() -> None:
     model = tiny_model("float32")
     projected = model.project(0, torch.empty(0, 24))
@@ -208,15 +227,23 @@ def test_silu_does_not_depend_on_threads() -> None:
     assert torch.equal(results[0], results[2])
 
 
+def self_check(model: HstuModel, backend_name: str) -> BitwiseReport:
+    backend = create_backend(backend_name, attention_spec(model.spec, 16))
+    return check_bitwise(model, layer_program(model, backend), 16)
+
+
+@pytest.mark.parametrize("layers", FAMILIES, ids=str)
+@pytest.mark.parametrize("backend", ["cpu", "reference", "torch"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_self_check_says_bitwise(dtype: str) -> None:
-    report = check_bitwise(tiny_model(dtype))
+def test_self_check_says_bitwise(dtype: str, backend: str, layers: dict[str, Any]) -> None:
+    report = self_check(tiny_model(dtype, **layers), backend)
     assert report == (True, 0.0)
     assert str(report) == "bitwise"
 
 
-def test_self_check_of_the_builtin_model_says_bitwise() -> None:
-    assert check_bitwise(builtin_model()).is_bitwise
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_self_check_of_the_builtin_model_says_bitwise(backend: str) -> None:
+    assert self_check(builtin_model(), backend).is_bitwise
 
 
 def test_self_check_reports_the_difference_of_a_model_that_depends_on_company() -> None:
@@ -224,11 +251,12 @@ def test_self_check_reports_the_difference_of_a_model_that_depends_on_company() 
         def output(
             self, layer: int, x: torch.Tensor, u: torch.Tensor, attended: torch.Tensor
         ) -> torch.Tensor:
-            return super().output(layer, x, u, attended) + len(x) * 0.25
+            out = super().output(layer, x, u, attended)
+            return out if layer == 0 else x + len(x) * 0.25
 
     model = tiny_model("float32")
     drifting = Drifting(model.config, random_tensors(model.config))
-    report = check_bitwise(drifting)
+    report = self_check(drifting, "torch")
     assert not report.is_bitwise
     np.testing.assert_allclose(report.max_difference, 130 * 0.25, rtol=1e-3)
     assert "rows differ by up to 32.5" in str(report)

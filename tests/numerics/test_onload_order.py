@@ -3,6 +3,7 @@
 import time
 
 import numpy as np
+import pytest
 from engine_models import CONFIGS
 
 from engine.assembly import load_model
@@ -30,11 +31,12 @@ class LateLayers:
         return True
 
 
-def test_a_layer_is_read_only_after_its_own_onload(tmp_path):
+@pytest.mark.parametrize("name", ["cpu", "torch"])
+def test_a_layer_is_read_only_after_its_own_onload(tmp_path, name):
     save_random_model(tmp_path, CONFIGS["append"])
     model = load_model(str(tmp_path))
     pools = KvPools(model.spec, PAGE_SIZE, len(PAGES), 1, poison=True)
-    backend = create_backend("torch", attention_spec(model.spec, PAGE_SIZE))
+    backend = create_backend(name, attention_spec(model.spec, PAGE_SIZE))
     prepared = model.prepare(
         build_request(
             task=Task.RANK,

@@ -354,6 +354,7 @@ class _NOTHING:
 
 
 CASES = [
+    *[(name, "cpu") for name in CONFIGS],
     *[(name, "torch") for name in CONFIGS],
     ("append", "reference"),
     ("research", "reference"),

@@ -69,7 +69,7 @@ def with_more_items(config, tensors):
     return msgspec.structs.replace(config, inputs=inputs), larger
 
 
-@pytest.fixture(scope="module", params=["reference", "torch"])
+@pytest.fixture(scope="module", params=["cpu", "reference", "torch"])
 def backend(request):
     return request.param
 

@@ -1,6 +1,6 @@
-"""Heads: scores of candidate rows, and the exact top-k of a user over the whole catalogue.
+"""Heads: scores of candidate rows, and what answers for a user.
 
-Heads compute in float32 whatever the model's dtype. Legend: T rows, D hidden_size, I items.
+Heads compute in float32 whatever the model's dtype. Legend: T rows, D hidden_size.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ import copy
 from collections.abc import Mapping
 from typing import Literal, Self
 
-import numpy as np
 import torch
 from torch.nn import functional
 
 from engine.models.config import RankHead, RetrieveHead
 from engine.models.hstu.input_stage import ITEM_COLUMN
+from engine.models.hstu.item_search import ItemSearch, item_search
 from engine.models.linear import Linear
 from engine.types import Float32Array, Int64Array
-
-_BLOCK_ITEMS = 8192
 
 
 class RowNorm:
@@ -59,7 +57,8 @@ class Ranker:
             for index in range(len(config.hidden) + 1):
                 prefix = f"heads.rank.mlp.{index}."
                 weight, bias = tensors[prefix + "weight"], tensors[prefix + "bias"]
-                self._layers.append(Linear(weight.float(), bias))
+                is_hidden = index < len(config.hidden)
+                self._layers.append(Linear(weight.float(), bias, "relu" if is_hidden else "none"))
 
     def with_item_table(self, item_table: torch.Tensor) -> Self:
         """The same head on another item table."""
@@ -73,16 +72,13 @@ class Ranker:
         if not self._layers:
             items_TD = self._item_table[records_TW[:, ITEM_COLUMN]].float()
             return (rows * items_TD).sum(dim=1, keepdim=True)
-        for layer in self._layers[:-1]:
-            rows = layer(rows).relu_()
-        return self._layers[-1](rows)
+        for layer in self._layers:
+            rows = layer(rows)
+        return rows
 
 
 class Retriever:
-    """Exact top-k over the catalogue, block by block, in the order of the item ids.
-
-    Holds a float32 copy of the catalogue's item rows, packed for the linear kernels.
-    """
+    """User embeddings, and the exact top-k of one over the catalogue."""
 
     def __init__(
         self,
@@ -95,26 +91,19 @@ class Retriever:
         self._config = config
         self._norm = RowNorm(config.norm, config.norm_eps, "heads.retrieve.norm.", tensors)
         self._first_row = first_row
-        self._pack(item_table, item_ids)
+        self._search = self._search_of(item_table, item_ids)
 
     def with_items(self, item_table: torch.Tensor, item_ids: Int64Array) -> Self:
         """The same head on other items; the first row stays."""
         changed = copy.copy(self)
-        changed._pack(item_table, item_ids)
+        changed._search = self._search_of(item_table, item_ids)
         return changed
 
-    def _pack(self, item_table: torch.Tensor, item_ids: Int64Array) -> None:
-        order = np.argsort(item_ids)
-        self._item_ids = item_ids[order]
-        self._place_of_row = np.empty(len(order), dtype=np.int64)
-        self._place_of_row[order] = np.arange(len(order))
-        self._blocks = []
-        for start in range(0, len(order), _BLOCK_ITEMS):
-            rows = torch.from_numpy(self._first_row + order[start : start + _BLOCK_ITEMS])
-            items_ID = item_table[rows].float()
-            if self._config.norm_items:
-                items_ID = functional.normalize(items_ID, eps=self._config.norm_eps)
-            self._blocks.append(Linear(items_ID.t(), None))
+    def _search_of(self, item_table: torch.Tensor, item_ids: Int64Array) -> ItemSearch:
+        items_ID = item_table[self._first_row : self._first_row + len(item_ids)]
+        return item_search(
+            items_ID, item_ids, self._config.norm_eps if self._config.norm_items else None
+        )
 
     def user_embedding(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Rows [n, D] -> float32 [n, D]."""
@@ -124,33 +113,4 @@ class Retriever:
         self, user_D: torch.Tensor, top_k: int, excluded_rows: Int64Array
     ) -> tuple[Int64Array, Float32Array]:
         """(ids [k], scores [k]), best first, lower id first among equals; see `Model.retrieve`."""
-        excluded = np.zeros(len(self._item_ids), dtype=np.bool_)
-        places = excluded_rows - self._first_row
-        places = places[(places >= 0) & (places < len(excluded))]
-        excluded[self._place_of_row[places]] = True
-        best_places = np.empty(0, dtype=np.int64)
-        best_scores = np.empty(0, dtype=np.float32)
-        start = 0
-        for block in self._blocks:
-            scores = block(user_D[None, :]).numpy()[0]
-            stop = start + len(scores)
-            is_wanted = ~excluded[start:stop]
-            if len(best_scores) == top_k:
-                # Later items have higher ids, so they must beat the last one, not equal it.
-                is_wanted &= scores > best_scores[-1]
-            found = np.flatnonzero(is_wanted)
-            best_places = np.concatenate([best_places, found + start])
-            best_scores = np.concatenate([best_scores, scores[found]])
-            kept = _best(best_scores, top_k)
-            best_places, best_scores = best_places[kept], best_scores[kept]
-            start = stop
-        return self._item_ids[best_places], best_scores
-
-
-def _best(scores: Float32Array, top_k: int) -> Int64Array:
-    """Indices of the top_k largest scores, descending; the lower index first among equals."""
-    if len(scores) <= top_k:
-        return np.argsort(-scores, kind="stable")
-    threshold = np.partition(scores, len(scores) - top_k)[len(scores) - top_k]
-    candidates = np.flatnonzero(scores >= threshold)
-    return candidates[np.argsort(-scores[candidates], kind="stable")[:top_k]]
+        return self._search.top_items(user_D, top_k, excluded_rows - self._first_row)

@@ -26,7 +26,13 @@ from engine.models.silu import silu_
 
 
 class HstuLayer:
-    """Weights of one layer: linears in the model's dtype, norms and biases of q.k in float32."""
+    """Weights of one layer: linears in the model's dtype, norms and biases of q.k in float32.
+
+    Attributes:
+        input_norm, attn_norm: Weight and bias of each norm, None: without an affine part.
+        uvqk, output_linear: The linear behind each norm.
+        bias_tables: Position and time weights of a bias on q.k.
+    """
 
     def __init__(
         self,
@@ -49,19 +55,19 @@ class HstuLayer:
         self._config = config
         self._dtype = dtype
         self._eps = norm_eps(config)
-        self._uvqk = linear("uvqk")
-        self._output = linear("output")
-        self._input_norm = (find_float("input_norm.weight"), find_float("input_norm.bias"))
-        self._attn_norm = (find_float("attn_norm.weight"), find_float("attn_norm.bias"))
+        self.uvqk = linear("uvqk")
+        self.output_linear = linear("output")
+        self.input_norm = (find_float("input_norm.weight"), find_float("input_norm.bias"))
+        self.attn_norm = (find_float("attn_norm.weight"), find_float("attn_norm.bias"))
         position, time = find_float("bias.position"), find_float("bias.time")
         self.bias_tables = None if position is None or time is None else (position, time)
 
     def project(self, x_TD: torch.Tensor) -> Projected:
         """x -> u [T, H*V], q and k [T, H, A], v [T, H, V]; q, k, v are strided views."""
         config = self._config
-        weight, bias = self._input_norm
+        weight, bias = self.input_norm
         n_TD = functional.layer_norm(x_TD.float(), (config.hidden_size,), weight, bias, self._eps)
-        uvqk_TP = self._uvqk(n_TD.to(self._dtype))
+        uvqk_TP = self.uvqk(n_TD.to(self._dtype))
         if config.family != "meta":
             uvqk_TP = silu_(uvqk_TP)
         v_width, qk_width = config.num_heads * config.v_dim, config.num_heads * config.qk_dim
@@ -88,13 +94,13 @@ class HstuLayer:
             y[:, 2 * width :] = normed.mul_(u)
         else:
             y = normed.mul_(u).to(self._dtype)
-        projected_TD = self._output(y)
+        projected_TD = self.output_linear(y)
         return projected_TD.add_(x_TD) if config.residual else projected_TD
 
     def _normed(self, attended_THV: torch.Tensor) -> torch.Tensor:
         """LN(a) over all H*V values of a row, or over each head (group norm): float32 [T, H*V]."""
         config = self._config
-        weight, bias = self._attn_norm
+        weight, bias = self.attn_norm
         width = config.num_heads * config.v_dim
         if not config.group_norm:
             a = attended_THV.reshape(-1, width)

@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import torch
 
+from engine.attention_backends.base import AttentionBackend
 from engine.errors import ConfigError
 from engine.models.base import (
     BiasInputs,
     Intervals,
     ItemCatalogue,
+    LayerProgram,
     Model,
     ModelFace,
     ModelSpec,
@@ -27,6 +29,7 @@ from engine.models.hstu import mask
 from engine.models.hstu.embedding import Embedding
 from engine.models.hstu.heads import Ranker, Retriever
 from engine.models.hstu.layers import HstuLayer
+from engine.models.hstu.native_layers import NativeLayers
 from engine.models.hstu.prepare import Preparer
 from engine.models.hstu.sample import sample_items, sample_request
 from engine.models.loader import check_tensors, decode_config
@@ -137,6 +140,12 @@ class HstuModel(Model):
         self, layer: int, x: torch.Tensor, u: torch.Tensor, attended: torch.Tensor
     ) -> torch.Tensor:
         return self._layers[layer].output(x, u, attended)
+
+    def layer_program(self, backend: AttentionBackend) -> LayerProgram | None:
+        if backend.name != "cpu":
+            return None
+        assert self.spec.scale is not None, "the runner refuses a scale that depends on the batch"
+        return NativeLayers(self.config.layers, self._layers, self.spec.alpha, self.spec.scale)
 
     def bias_tables(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         tables = self._layers[layer].bias_tables

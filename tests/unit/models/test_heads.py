@@ -1,13 +1,11 @@
-"""Exact top-k and head norms."""
+"""Scores of candidates, and head norms. The top-k is in test_item_search.py."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from engine.models.config import RankHead, RetrieveHead
-from engine.models.hstu import heads
 from engine.models.hstu.heads import Ranker, Retriever
 
 NOTHING = np.empty(0, dtype=np.int64)
@@ -17,47 +15,6 @@ def retriever(
     table: torch.Tensor, ids: np.ndarray, first_row: int = 0, head: RetrieveHead | None = None
 ) -> Retriever:
     return Retriever(head or RetrieveHead(), {}, table, ids, first_row)
-
-
-@pytest.mark.parametrize("top_k", [1, 3, 10, 97, 200])
-@pytest.mark.parametrize("block_items", [8, 33, 8192])
-def test_top_items_are_a_full_sort(
-    monkeypatch: pytest.MonkeyPatch, block_items: int, top_k: int
-) -> None:
-    monkeypatch.setattr(heads, "_BLOCK_ITEMS", block_items)
-    generator = np.random.default_rng(0)
-    # Small integers: scores are exact and many of them are equal.
-    table = generator.integers(-2, 3, size=(100, 4)).astype(np.float32)
-    ids = generator.permutation(1000)[:97]
-    user = np.array([1.0, -1.0, 2.0, 0.0], dtype=np.float32)
-    excluded = np.array([5, 5, 40, 2, 0, 99])
-    scores = table[2:99] @ user
-    wanted = [k for k in range(97) if k + 2 not in (5, 40, 2)]
-    expected = sorted(wanted, key=lambda k: (-scores[k], ids[k]))[:top_k]
-    subject = retriever(torch.from_numpy(table), ids, first_row=2)
-    items, item_scores = subject.top_items(torch.from_numpy(user), top_k, excluded)
-    assert items.tolist() == [ids[k] for k in expected]
-    assert item_scores.tolist() == [scores[k] for k in expected]
-    assert items.dtype == np.int64
-    assert item_scores.dtype == np.float32
-
-
-def test_an_items_score_does_not_depend_on_how_many_are_asked_for() -> None:
-    generator = torch.Generator().manual_seed(1)
-    table = torch.randn(500, 24, generator=generator)
-    user = torch.randn(24, generator=generator)
-    subject = retriever(table, np.arange(500))
-    items, scores = subject.top_items(user, 500, NOTHING)
-    few_items, few_scores = subject.top_items(user, 7, NOTHING)
-    assert few_items.tolist() == items[:7].tolist()
-    assert few_scores.tolist() == scores[:7].tolist()
-
-
-def test_all_items_excluded_gives_none() -> None:
-    subject = retriever(torch.ones(3, 2), np.arange(3))
-    items, scores = subject.top_items(torch.ones(2), 2, np.arange(3))
-    assert items.tolist() == []
-    assert scores.tolist() == []
 
 
 def test_items_and_users_are_divided_by_their_norm() -> None:

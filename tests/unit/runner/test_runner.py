@@ -51,7 +51,7 @@ class LayerCopies(ManualCopyEngine):
 class Bench:
     """A model with a pool; requests as pieces."""
 
-    def __init__(self, name="append", backend="torch", num_pages=64):
+    def __init__(self, name="append", backend="cpu", num_pages=64):
         self.model = HstuModel(CONFIGS[name], random_tensors(CONFIGS[name], seed=3))
         self.pools = KvPools(self.model.spec, PAGE, num_pages, 32, poison=True)
         self.clock = FakeClock()
@@ -119,7 +119,7 @@ def _onload(pages):
     )
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("backend", ["cpu", "reference", "torch"])
 @pytest.mark.parametrize("name", ["append", "append_bf16", "window", "interleaved", "research"])
 def test_rank_in_pieces_equals_rank_at_once(name, backend):
     bench = Bench(name, backend)
@@ -203,7 +203,7 @@ def test_user_embedding_is_left_out_unless_wanted():
     assert len(result.items) == 3
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("backend", ["cpu", "reference", "torch"])
 def test_each_layer_is_read_after_its_onload_only(backend):
     bench = Bench(backend=backend)
     prepared = _request(bench.model)
@@ -219,7 +219,7 @@ def test_each_layer_is_read_after_its_onload_only(backend):
     assert not result.copy_failed
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("backend", ["cpu", "reference", "torch"])
 @pytest.mark.parametrize("fails_at", [0, 1])
 @pytest.mark.parametrize("task", [Task.RANK, Task.RETRIEVE])
 def test_failed_onload_spoils_its_own_piece_only(task, fails_at, backend):
@@ -293,4 +293,4 @@ def test_scale_that_depends_on_the_batch_is_refused():
     bench = Bench()
     bench.model.spec = dataclasses.replace(bench.model.spec, scale=None)
     with pytest.raises(ConfigError, match=r"set layers\.scale_length"):
-        bench.run(_work(_request(bench.model), range(10)))
+        bench.with_copies(ManualCopyEngine())
