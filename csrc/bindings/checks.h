@@ -51,9 +51,15 @@ T* mutable_values_of(const Tensor& tensor) {
 template <class T>
 void check_values(const Tensor& tensor, int64_t low, int64_t high, const char* name) {
     const T* values = values_of<T>(tensor);
-    for (int64_t i = 0; i < tensor.numel(); ++i) {
-        STD_TORCH_CHECK(values[i] >= low && values[i] < high, name, "[", i, "] is ", values[i],
-                        ", but only [", low, ", ", high, ") exist");
+    const int64_t count = tensor.numel();
+    bool is_outside = false;
+    for (int64_t i = 0; i < count; ++i) {  // without a branch, so that it runs in vectors
+        is_outside |= values[i] < low || values[i] >= high;
+    }
+    for (int64_t i = 0; is_outside && i < count; ++i) {
+        STD_TORCH_CHECK(values[i] >= low && values[i] < high, name, "[", i, "] is ",
+                        static_cast<int64_t>(values[i]), ", but only [", low, ", ", high,
+                        ") exist");
     }
 }
 

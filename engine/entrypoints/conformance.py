@@ -26,7 +26,7 @@ from engine.entrypoints.golden_run import Variant
 from engine.errors import ConfigError, EngineError
 from engine.models.hstu.model import HstuModel
 
-DEFAULT_BACKENDS = ("reference", "torch")
+DEFAULT_BACKENDS = ("cpu", "reference", "torch")
 DEFAULT_PAGE_SIZES = (16,)
 DEFAULT_PIECE_SIZE = 7
 BFLOAT16_MEAN_ERROR = 0.04
