@@ -1,6 +1,6 @@
 """What reuse is worth: recompute, device hit, host hit, host hit without look-ahead, in one run.
 
-    python benchmarks/reuse.py --model paper --output benchmarks/results/reuse_paper.json
+    python -m benchmarks.reuse --model paper --output benchmarks/results/reuse_paper.json
 
 Each mode is its own engine on the same model and the same requests: steps of `--batch` users, each
 with a history of `--history` tokens of which `--new` are new, and `--candidates` candidates. Users
@@ -9,25 +9,33 @@ it holds two, so the group whose turn comes next must be loaded from the host wh
 runs (or, without look-ahead, when its own turn comes). `recompute` keeps nothing. A step's time is
 the time from the end of the step before it to its own end; the modes take turns round by round and
 the smallest and the median time are reported.
+
+Exit status 1 when a device hit reaches less than 0.85 of the FLOP ratio, or a host hit takes more
+than 1.10 device hits, or more than a device hit and 1.5 times its copies at the rate of memcpy,
+spread over the cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from provenance import write_result
 
+from benchmarks import ceilings
+from benchmarks.provenance import write_result
+from benchmarks.timing import interleaved, timed
 from engine.assembly import Hooks
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core_parts import TraceEvent
 from engine.engine import Engine
 from engine.models.config import Feature, HstuLayers, Inputs, ModelConfig, RankHead
+from engine.models.hstu.model import hstu_spec
+from engine.models.linear import Linear
 from engine.request_builder import build_request
 from engine.testing.models import save_random_model
 from engine.types import Request, Task
@@ -41,6 +49,9 @@ LAYERS = {
     "small": {"num_layers": 4, "num_heads": 4, "qk_dim": 64, "v_dim": 64, "hidden_size": 256},
 }
 MODES = ("recompute", "device_hit", "host_hit", "host_hit_no_look_ahead")
+MIN_SHARE_OF_FLOP_RATIO = 0.85
+MAX_HOST_OVER_DEVICE = 1.10
+MAX_COPIES_TIMES = 1.5
 
 
 class Load(NamedTuple):
@@ -171,21 +182,26 @@ class ModeRun:
             tokens["device"] += usage.device_tokens
             tokens["host"] += usage.host_tokens
             tokens["computed"] += usage.computed_tokens
-        return list(np.diff(self._ends)), tokens
+        return np.diff(self._ends).tolist(), tokens
 
 
 def peak_gflops(hidden_size: int, width: int, rows: int) -> float:
-    """Best bf16 linear rate of a few tries at the model's shape, in GFLOP/s."""
-    x, weight = (
-        torch.randn(rows, hidden_size).bfloat16(),
-        torch.randn(width, hidden_size).bfloat16(),
-    )
-    times = []
-    for _ in range(10):
-        start_s = time.perf_counter()
-        torch.nn.functional.linear(x, weight)
-        times.append(time.perf_counter() - start_s)
-    return 2 * rows * hidden_size * width / min(times) / 1e9
+    """Best rate of the engine's own bf16 linear at the model's shape, in GFLOP/s."""
+    x = torch.randn(rows, hidden_size).bfloat16()
+    linear = Linear(torch.randn(hidden_size, width).bfloat16(), None)
+    times = interleaved({"linear": timed(lambda: linear(x))}, rounds=10)
+    return 2 * rows * hidden_size * width / times["linear"].min_s / 1e9
+
+
+def copy_seconds(config: ModelConfig, load: Load) -> float:
+    """Core seconds that memcpy needs for what a step onloads and offloads, a page at a time."""
+    token_bytes = hstu_spec(config).bytes_per_token_layer
+    source = torch.randint(0, 255, (256 << 20,), dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    pieces = ceilings.whole_pieces(source, target, PAGE_SIZE * token_bytes)
+    times = interleaved({"memcpy": ceilings.copy(pieces)}, rounds=5)
+    moved = load.batch * load.history * token_bytes * config.layers.num_layers
+    return times["memcpy"].min_s * moved / source.nbytes
 
 
 def measure(name: str, load: Load, rounds: int, steps: int) -> dict[str, Any]:
@@ -230,6 +246,11 @@ def _report(
             "history_tokens": tokens[mode],
         }
     ratio = sum(full) / sum(cached)
+    share = best["recompute"] / best["device_hit"] / ratio
+    host_over_device = best["host_hit"] / best["device_hit"]
+    copies_s = copy_seconds(config, load)
+    most_added_s = MAX_COPIES_TIMES * copies_s / torch.get_num_threads()
+    added_s = best["host_hit"] - best["device_hit"]
     return {
         "model": config.name,
         "layers": LAYERS[config.name],
@@ -238,15 +259,25 @@ def _report(
         "modes": modes,
         "unmasked_flop_ratio": round(ratio, 2),
         "recompute_over_device_hit": round(best["recompute"] / best["device_hit"], 2),
-        "share_of_flop_ratio": round(best["recompute"] / best["device_hit"] / ratio, 3),
-        "host_hit_over_device_hit": round(best["host_hit"] / best["device_hit"], 3),
+        "share_of_flop_ratio": round(share, 3),
+        "host_hit_over_device_hit": round(host_over_device, 3),
         "no_look_ahead_over_device_hit": round(
             best["host_hit_no_look_ahead"] / best["device_hit"], 3
         ),
+        "host_hit_adds_s": round(added_s, 4),
+        "memcpy_core_s": round(copies_s, 4),
+        "limits": {
+            "share_of_flop_ratio": MIN_SHARE_OF_FLOP_RATIO,
+            "host_hit_over_device_hit": MAX_HOST_OVER_DEVICE,
+            "host_hit_adds_s": round(most_added_s, 4),
+        },
+        "is_within_limits": share >= MIN_SHARE_OF_FLOP_RATIO
+        and host_over_device <= MAX_HOST_OVER_DEVICE
+        and added_s <= most_added_s,
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(LAYERS), default="small")
     parser.add_argument("--batch", type=int, default=8)
@@ -260,8 +291,10 @@ def main() -> None:
     if options.steps < 2 or options.rounds < 1:
         parser.error("give at least 2 steps (the first of a round is not measured) and 1 round")
     load = Load(options.batch, options.history, options.new, options.candidates)
-    write_result(options.output, measure(options.model, load, options.rounds, options.steps))
+    result = measure(options.model, load, options.rounds, options.steps)
+    write_result(options.output, result)
+    return 0 if result["is_within_limits"] else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
