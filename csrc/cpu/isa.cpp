@@ -60,9 +60,13 @@ bool machine_has(Isa isa) {
         case Isa::kAvx2:
             return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
         case Isa::kAvx512Bf16:
+#if defined(MTSERVE_EMULATES_AVX512)
+            return machine_has(Isa::kAvx2);
+#else
             return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                    __builtin_cpu_supports("avx512bf16");
+#endif
     }
     return false;
 #else

@@ -4,7 +4,12 @@
 
 #define MTSERVE_HAS_BF16_PAIRS
 
+// GCC 12 takes the undefined vectors of its own header for mistakes.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 
 #include <cstdint>
 
