@@ -6,11 +6,9 @@
 namespace mtserve {
 namespace {
 
-constexpr Isa kAll[] = {Isa::kBase, Isa::kAvx2, Isa::kAvx512Bf16};
-
 Isa best_isa() {
     Isa best = Isa::kBase;
-    for (const Isa isa : kAll) {
+    for (const Isa isa : kAllIsas) {
         if (machine_has(isa)) {
             best = isa;
         }
@@ -23,19 +21,19 @@ Isa choose() {
     if (name == nullptr || *name == '\0') {
         return best_isa();
     }
-    for (const Isa isa : kAll) {
+    for (const Isa isa : kAllIsas) {
         if (isa_name(isa) != std::string(name)) {
             continue;
         }
         if (!machine_has(isa)) {
             throw std::runtime_error(std::string("ENGINE_CPU_ISA is ") + name +
-                                     ", which this machine lacks; its best is " +
-                                     isa_name(best_isa()));
+                                     ", which this machine lacks: its best is " +
+                                     isa_name(best_isa()) + "; name that, or unset it");
         }
         return isa;
     }
     throw std::runtime_error(std::string("ENGINE_CPU_ISA is ") + name +
-                             "; choose base, avx2 or avx512_bf16");
+                             ": name base, avx2 or avx512_bf16, or unset it");
 }
 
 }  // namespace

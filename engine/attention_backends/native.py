@@ -24,7 +24,7 @@ from engine.attention_backends.base import (
     Partial,
 )
 from engine.attention_backends.bias import bucket_edges, time_buckets
-from engine.native_library import load_library
+from engine.native_library import cpu_isa, load_library
 
 TILE = 64
 """Keys that the kernel handles at once; it may read that many bias weights beyond visible ones."""
@@ -124,8 +124,12 @@ class CpuBackend(AttentionBackend):
 
     @classmethod
     def validate(cls, spec: AttentionSpec) -> list[str]:
+        """As for every backend. Raises ConfigError when ENGINE_CPU_ISA cannot be obeyed."""
         missing = load_library()
-        return [*([] if missing is None else [missing]), *super().validate(spec)]
+        if missing is not None:
+            return [missing, *super().validate(spec)]
+        cpu_isa()
+        return super().validate(spec)
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._step = NativeStep.from_batch(batch)

@@ -13,7 +13,7 @@ int main(int count, char** arguments) {
     using namespace mtserve;
     const std::string argument = count > 1 ? arguments[1] : "60";
     if (argument == "isas") {
-        for (const Isa isa : {Isa::kBase, Isa::kAvx2, Isa::kAvx512Bf16}) {
+        for (const Isa isa : kAllIsas) {
             if (machine_has(isa)) {
                 std::puts(isa_name(isa));
             }
