@@ -1,7 +1,8 @@
 // Random problems of attention, ragged in every way that AttentionArgs allows.
 //
-// Whatever no row may read is a NaN, an index out of bounds, or guarded memory: slots that no row of
-// the request sees, block tables behind the last page, new keys in no chain, the gaps of strides.
+// Whatever no row may read is a NaN, an index out of bounds, or guarded memory: slots that no row
+// of the request sees, block tables behind the last page, new keys in no chain, the gaps of
+// strides.
 
 #pragma once
 

@@ -50,9 +50,9 @@ struct Tiers {
     void check_page(int64_t page, int64_t origin) const {
         for (int layer = 0; layer < kLayers; ++layer) {
             for (int64_t byte = 0; byte < layout.page_bytes; ++byte) {
-                check(layers[layer][page * layout.page_bytes + byte] ==
-                          expected(layer, origin, byte),
-                      "a page came back with other bytes");
+                check(
+                    layers[layer][page * layout.page_bytes + byte] == expected(layer, origin, byte),
+                    "a page came back with other bytes");
             }
         }
     }

@@ -29,7 +29,15 @@ def missing_for_emulation() -> str | None:
     reason = missing_tool()
     if reason is not None:
         return reason
-    command = [COMPILER, "-fsyntax-only", "-x", "c++", "-include", "simde/x86/avx512.h", "/dev/null"]
+    command = [
+        COMPILER,
+        "-fsyntax-only",
+        "-x",
+        "c++",
+        "-include",
+        "simde/x86/avx512.h",
+        "/dev/null",
+    ]
     if subprocess.run(command, capture_output=True).returncode != 0:
         return "SIMDe (libsimde-dev) is not installed"
     return None
