@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 
@@ -21,6 +23,7 @@ MISSING = load_library()
 MACHINE_HAS = machine_isas() if MISSING is None else []
 NUM_CHECKS = 16 * 11
 """Cases of the reduced list, and checks of a bitwise backend."""
+SYMBOL = re.compile(r"^[0-9a-f]+ (\w) (\w+)$", re.MULTILINE)
 
 pytestmark = [pytest.mark.skipif(MISSING is not None, reason=f"native library: {MISSING}")]
 
@@ -49,6 +52,21 @@ def test_avx512_kernels_conform_in_software():
     folder = build_with_emulated_avx512()
     done = _run("avx512_bf16", "tests/support/isa_conformance.py", "--library", str(folder))
     assert done.stdout == f"avx512_bf16: {NUM_CHECKS} passed\n", done.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(missing_for_emulation() is not None, reason=str(missing_for_emulation()))
+@pytest.mark.skipif(shutil.which("nm") is None, reason="nm is not installed")
+@pytest.mark.parametrize("isa", ["base", "avx2", "avx512_bf16"])
+def test_no_function_can_stand_for_that_of_another_instruction_set(isa):
+    """The linker keeps one of the functions that share a name, whatever it was compiled for."""
+    folder = build_with_emulated_avx512()
+    (compiled,) = folder.rglob(f"kernels_{isa}.cpp.o")
+    symbols = subprocess.run(["nm", str(compiled)], check=True, capture_output=True, text=True)
+    shared = [name for kind, name in SYMBOL.findall(symbols.stdout) if kind in "uvwVW"]
+    own = f"7mtserve{len(isa)}{isa}"
+    assert shared
+    assert [name for name in shared if own not in name and "mtserve_emulation" not in name] == []
 
 
 @pytest.mark.timeout(300)
