@@ -21,7 +21,7 @@ from engine.native_library import load_library, machine_isas
 
 MISSING = load_library()
 MACHINE_HAS = machine_isas() if MISSING is None else []
-NUM_CHECKS = 16 * 11
+NUM_CHECKS = 10 * 11
 """Cases of the reduced list, and checks of a bitwise backend."""
 SYMBOL = re.compile(r"^[0-9a-f]+ (\w) (\w+)$", re.MULTILINE)
 
@@ -33,7 +33,8 @@ def _run(isa: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, "ENGINE_CPU_ISA": isa},
+        # Threads that wait must not keep those from work that share the machine with them.
+        env={**os.environ, "ENGINE_CPU_ISA": isa, "OMP_WAIT_POLICY": "PASSIVE"},
         cwd=ROOT,
     )
 
