@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 import engine
+from engine.errors import ConfigError
 from engine.native_fakes import register_fakes
 
 _LIBRARY = "_engine_cpu.so"
@@ -30,6 +31,23 @@ def _load_from(folders: tuple[str, ...]) -> str | None:
         return f"{path} cannot be loaded: {error}"
     register_fakes()
     return None
+
+
+def cpu_isa() -> str:
+    """The instruction set of the native kernels: `base`, `avx2` or `avx512_bf16`.
+
+    The library must be loaded. Raises ConfigError when ENGINE_CPU_ISA names one that does not exist
+    or that this machine lacks.
+    """
+    try:
+        return str(torch.ops.engine.cpu_isa())
+    except RuntimeError as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
+
+
+def machine_isas() -> list[str]:
+    """Those that this machine has, the best one last. The library must be loaded."""
+    return str(torch.ops.engine.machine_isas()).split()
 
 
 def find_library(folders: Iterable[str]) -> Path | None:

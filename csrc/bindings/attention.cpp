@@ -89,6 +89,17 @@ std::string cpu_isa() {
     return mtserve::isa_name(mtserve::chosen_isa());
 }
 
+// Those of the machine, with spaces between them, the best one last.
+std::string machine_isas() {
+    std::string names;
+    for (const mtserve::Isa isa : mtserve::kAllIsas) {
+        if (mtserve::machine_has(isa)) {
+            names += (names.empty() ? "" : " ") + std::string(mtserve::isa_name(isa));
+        }
+    }
+    return names;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(engine, library) {
@@ -105,6 +116,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(engine, library) {
         "time_buckets(Tensor row_next_time, Tensor key_time, Tensor row_indptr, Tensor edges, "
         "Tensor(a!) buckets) -> ()");
     library.def("cpu_isa() -> str");
+    library.def("machine_isas() -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(engine, CPU, library) {
@@ -115,4 +127,5 @@ STABLE_TORCH_LIBRARY_IMPL(engine, CPU, library) {
 
 STABLE_TORCH_LIBRARY_IMPL(engine, CompositeExplicitAutograd, library) {
     library.impl("cpu_isa", TORCH_BOX(&cpu_isa));
+    library.impl("machine_isas", TORCH_BOX(&machine_isas));
 }

@@ -31,7 +31,7 @@ struct EmbeddingArgs {
     void* out = nullptr;  // [T, width]
 };
 
-// Rows [first, stop) with one instruction set; `sums` [2, width] is scratch.
+// Rows [first, stop) with one instruction set; `sums` [3, width] is scratch.
 using EmbedKernel = void (*)(const EmbeddingArgs&, int64_t first, int64_t stop, float* sums);
 
 // Rows [0, num_rows), on torch's threads.

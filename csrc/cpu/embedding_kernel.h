@@ -57,13 +57,13 @@ inline void embed_row(const EmbeddingArgs& args, int64_t row, float* sums) {
     const int64_t* record = args.records + row * args.num_columns;
     auto* out = static_cast<typename Source::Value*>(args.out) + row * args.width;
     float* others = sums + args.width;
-    std::memset(sums, 0, args.width * sizeof(float));
+    float* spare = others + args.width;
+    std::memset(sums, 0, 2 * args.width * sizeof(float));
     for (int64_t i = 0; i < args.num_scaled; ++i) {
-        add_term<Source>(args.terms[i], record, sums, others);
+        add_term<Source>(args.terms[i], record, sums, spare);
     }
-    std::memset(others, 0, args.width * sizeof(float));
     for (int64_t i = args.num_scaled; i < args.num_terms; ++i) {
-        add_term<Source>(args.terms[i], record, others, nullptr);
+        add_term<Source>(args.terms[i], record, others, spare);
     }
     each_vector(args.width, [&](int64_t i, int64_t count) {
         const Vec scaled = load_count<FloatSource>(sums + i, count) * broadcast(args.scale);

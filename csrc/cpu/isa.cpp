@@ -6,11 +6,9 @@
 namespace mtserve {
 namespace {
 
-constexpr Isa kAll[] = {Isa::kBase, Isa::kAvx2, Isa::kAvx512Bf16};
-
 Isa best_isa() {
     Isa best = Isa::kBase;
-    for (const Isa isa : kAll) {
+    for (const Isa isa : kAllIsas) {
         if (machine_has(isa)) {
             best = isa;
         }
@@ -23,19 +21,19 @@ Isa choose() {
     if (name == nullptr || *name == '\0') {
         return best_isa();
     }
-    for (const Isa isa : kAll) {
+    for (const Isa isa : kAllIsas) {
         if (isa_name(isa) != std::string(name)) {
             continue;
         }
         if (!machine_has(isa)) {
             throw std::runtime_error(std::string("ENGINE_CPU_ISA is ") + name +
-                                     ", which this machine lacks; its best is " +
-                                     isa_name(best_isa()));
+                                     ", which this machine lacks: its best is " +
+                                     isa_name(best_isa()) + "; name that, or unset it");
         }
         return isa;
     }
     throw std::runtime_error(std::string("ENGINE_CPU_ISA is ") + name +
-                             "; choose base, avx2 or avx512_bf16");
+                             ": name base, avx2 or avx512_bf16, or unset it");
 }
 
 }  // namespace
@@ -60,9 +58,13 @@ bool machine_has(Isa isa) {
         case Isa::kAvx2:
             return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
         case Isa::kAvx512Bf16:
+#if defined(MTSERVE_EMULATES_AVX512)
+            return machine_has(Isa::kAvx2);
+#else
             return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                    __builtin_cpu_supports("avx512bf16");
+#endif
     }
     return false;
 #else

@@ -8,6 +8,9 @@ namespace mtserve {
 
 enum class Isa { kBase, kAvx2, kAvx512Bf16 };
 
+// Each is better than those before it.
+constexpr Isa kAllIsas[] = {Isa::kBase, Isa::kAvx2, Isa::kAvx512Bf16};
+
 // base | avx2 | avx512_bf16
 const char* isa_name(Isa isa);
 

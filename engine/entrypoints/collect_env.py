@@ -253,6 +253,7 @@ def _engine_probes() -> Iterator[Probe]:
     from engine.entrypoints import compute_facts
 
     yield Probe("native library", compute_facts.native_library)
+    yield Probe("native kernels", compute_facts.native_kernels)
     yield Probe("copy workers", compute_facts.copy_workers)
     yield Probe("fingerprints", compute_facts.fingerprints)
     yield Probe("memory left bytes", compute_facts.memory_left)

@@ -12,7 +12,7 @@ import engine
 from engine.attention_backends.base import AttentionSpec
 from engine.attention_backends.registry import backend_class, backend_names
 from engine.block_manager.page_hashes import is_native
-from engine.native_library import find_library, load_library
+from engine.native_library import cpu_isa, find_library, load_library, machine_isas
 from engine.platforms.memory import available_bytes
 
 
@@ -51,6 +51,16 @@ def native_library() -> str:
     if reason is not None:
         return f"not loaded: {reason}"
     return f"loaded from {find_library(engine.__path__)}"
+
+
+def native_kernels() -> str | None:
+    """The instruction set of the native kernels, and the others that this machine has.
+
+    Raises ConfigError when ENGINE_CPU_ISA names one that cannot run here.
+    """
+    if load_library() is not None:
+        return None
+    return f"{cpu_isa()}, this machine has {', '.join(machine_isas())}"
 
 
 def copy_workers() -> str:

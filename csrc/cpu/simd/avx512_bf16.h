@@ -4,7 +4,14 @@
 
 #define MTSERVE_HAS_BF16_PAIRS
 
+// GCC 12 takes the undefined vectors of its own header for mistakes.
+#pragma GCC diagnostic push
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 
 #include <cstdint>
 
