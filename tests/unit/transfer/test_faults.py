@@ -117,10 +117,11 @@ def test_a_page_is_complete_in_all_layers_when_it_is_reported(rig):
     rig.copies.fault = CopyFault(unit_delay_us=200_000)
     rig.offload([7, 8], [3, 4])
     assert rig.wake.wait(60)
-    assert rig.copies.poll()[0].pages_done == 1
-    for layer in range(3):
-        assert torch.equal(rig.host_page(layer, 3), rig.device_page(layer, 7))
-        assert not torch.equal(rig.host_page(layer, 4), rig.device_page(layer, 8))
+    pages_done = rig.copies.poll()[0].pages_done  # more than one if this thread had to wait
+    assert pages_done >= 1
+    for host_slot, page in list(zip([3, 4], [7, 8], strict=True))[:pages_done]:
+        for layer in range(3):
+            assert torch.equal(rig.host_page(layer, host_slot), rig.device_page(layer, page))
 
 
 def test_close_drops_what_has_not_started_and_waits_for_the_rest(rig):

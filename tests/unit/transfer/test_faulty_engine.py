@@ -100,7 +100,7 @@ def test_a_failed_offload_has_copied_the_pages_it_reports(faulty):
 
 
 def test_delayed_jobs_start_by_themselves_and_wake_the_core(faulty):
-    faulty.copies.delay(0.05)
+    faulty.copies.delay(1.0)
     job = faulty.onload([7], [0])
     assert faulty.copies.held_jobs(Direction.ONLOAD) == [job]
     assert faulty.wake.wait(60)
