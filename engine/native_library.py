@@ -16,7 +16,10 @@ _LIBRARY = "_engine_cpu.so"
 
 
 def load_library() -> str | None:
-    """Load `torch.ops.engine` once. None: it is there; else the reason why not."""
+    """Load `torch.ops.engine` once. None: it is there; else the reason why not.
+
+    Raises ConfigError when its kernels cannot use the instructions that ENGINE_CPU_ISA names.
+    """
     return _load_from(tuple(engine.__path__))
 
 
@@ -29,6 +32,7 @@ def _load_from(folders: tuple[str, ...]) -> str | None:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     except OSError as error:
         return f"{path} cannot be loaded: {error}"
+    cpu_isa()
     register_fakes()
     return None
 

@@ -81,20 +81,20 @@ def test_native_code_is_clean_under_the_sanitizers():
         assert f"{isa}: attention 60, copies 20, time buckets 20\n" in done.stdout
 
 
-CREATE = """
-from engine.attention_backends.registry import create_backend
+START = """
+import engine
+from engine.config import AttentionConfig, EngineConfig
 from engine.errors import ConfigError
-from engine.testing.attention import CASES
 try:
-    create_backend("{backend}", CASES[0].spec)
+    engine.Engine.from_model_dir(None, EngineConfig(attention=AttentionConfig(backend="{backend}")))
 except ConfigError as error:
     print(error)
 """
 
 
-@pytest.mark.parametrize("backend", ["auto", "cpu"])
+@pytest.mark.parametrize("backend", ["auto", "cpu", "torch"])  # the model is native with each
 def test_an_unknown_instruction_set_is_an_error_at_the_start(backend):
-    done = _run("avx9", "-c", CREATE.format(backend=backend))
+    done = _run("avx9", "-c", START.format(backend=backend))
     assert done.stdout == (
         "ENGINE_CPU_ISA is avx9: name base, avx2 or avx512_bf16, or unset it\n"
     ), done.stderr
@@ -102,7 +102,7 @@ def test_an_unknown_instruction_set_is_an_error_at_the_start(backend):
 
 @pytest.mark.skipif("avx512_bf16" in MACHINE_HAS, reason="this machine has every instruction set")
 def test_an_instruction_set_that_the_machine_lacks_is_an_error_at_the_start():
-    done = _run("avx512_bf16", "-c", CREATE.format(backend="auto"))
+    done = _run("avx512_bf16", "-c", START.format(backend="auto"))
     assert done.stdout == (
         "ENGINE_CPU_ISA is avx512_bf16, which this machine lacks: "
         f"its best is {MACHINE_HAS[-1]}; name that, or unset it\n"

@@ -124,12 +124,17 @@ class QuotaShadow:
     # Pages.
 
     def pages_by_version(self, world: World) -> Counter[str]:
-        """Pages that a state, a piece or a copy of each version holds, each page once."""
+        """Pages that a state, a piece or a copy of each version holds, each page once.
+
+        A piece also holds its state's pages that it does not read, a forgotten user's too.
+        """
         held = {
             (key.weights_version, page) for key, own in world.states.items() for page in own.pages
         }
         held |= {
-            (r.key.weights_version, page) for r in world.open for page in r.block_table.tolist()
+            (r.key.weights_version, page)
+            for r in world.open
+            for page in (*r.block_table.tolist(), *r.state.pages.tolist())
         }
         held |= {(_version_of(job), page) for job in world.jobs for page in job.pages.tolist()}
         assert len({page for _, page in held}) == len(held), "a page of two versions"
