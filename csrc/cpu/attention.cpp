@@ -1,7 +1,6 @@
 #include "cpu/attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <memory>
 #include <vector>
@@ -94,7 +93,7 @@ int64_t sums_bytes(int64_t num_sums, int64_t acc_width) {
 
 void clear(RangeSums sums, int64_t num_sums, int64_t acc_width) {
     std::fill_n(sums.acc, num_sums * acc_width, 0.0f);
-    std::fill_n(sums.top, num_sums, -INFINITY);
+    std::fill_n(sums.top, num_sums, kLowestTop);
     std::fill_n(sums.total, num_sums, 0.0f);
 }
 
