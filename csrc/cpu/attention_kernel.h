@@ -6,7 +6,7 @@
 //     added key after key (bfloat16 with AVX-512: pair after pair at even positions);
 //   - ranges are added in ascending order, then the suffix chain, ancestors first;
 //   - a key that a row does not see has the weight zero, and adding it changes nothing, so it does
-//     not matter which hidden keys are computed.
+//     not matter which hidden keys are computed (values that are not finite: see attention.cpp).
 // Keys that no row of the block sees are never read: zeros stand for them.
 
 #pragma once

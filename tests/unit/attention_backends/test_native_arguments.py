@@ -146,6 +146,29 @@ def test_a_visible_nan_is_not_lost(score, heads, key):
     assert out[1:].isnan().all()
 
 
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+@pytest.mark.parametrize("num_rows", [2, 3, 30])
+@pytest.mark.parametrize("num_keys", [64, 2100])
+@pytest.mark.parametrize("score", ["silu", "softmax"])
+def test_a_value_that_is_not_finite_stays_with_the_rows_that_see_it(
+    score, num_keys, num_rows, broken
+):
+    generator = torch.Generator().manual_seed(num_keys)
+    keys = torch.randn(num_keys, 2, 64, generator=generator)
+    values = torch.randn(num_keys, 2, 64, generator=generator)
+    sound = attend(keys, [30, 20, *[10] * (num_rows - 2)], values=values, score=score)
+    values[30] = broken
+    seen = [30, num_keys, *[10] * (num_rows - 2)]
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        out = attend(keys, seen, values=values, score=score)
+        assert torch.equal(out[0], sound[0])
+        assert torch.equal(out[2:], sound[2:])
+        assert not out[1].isfinite().any()
+    torch.set_num_threads(before)
+
+
 def test_infinite_scores_count_for_nothing_or_for_everything():
     keys, values = torch.zeros(2048, 1, 1), torch.full((2048, 1, 1), 7.0)
     keys[:1500], values[:1500] = -torch.inf, 3.0
