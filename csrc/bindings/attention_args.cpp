@@ -1,7 +1,11 @@
 #include "bindings/attention_args.h"
 
+#include <algorithm>
+
 namespace mtserve::bindings {
 namespace {
+
+constexpr int64_t kMost = int64_t{1} << 28;  // keys, heads, dimensions: four times it is an int
 
 ScalarType storage_type(const AttentionArgs& args) {
     return args.is_bf16 ? ScalarType::BFloat16 : ScalarType::Float;
@@ -22,6 +26,10 @@ HeadRows head_rows(const Tensor& rows, ScalarType dtype, int64_t num_rows, int64
 PageRows page_rows(const Tensor& pages, const char* name) {
     STD_TORCH_CHECK(pages.is_cpu() && pages.dim() == 4, name,
                     " must be four-dimensional and on the CPU");
+    for (int64_t axis = 1; axis < 4; ++axis) {
+        STD_TORCH_CHECK(pages.size(axis) <= kMost, name, " has ", pages.size(axis),
+                        " elements on axis ", axis, ", more than ", kMost);
+    }
     STD_TORCH_CHECK(pages.stride(3) == 1 && pages.stride(2) == pages.size(3), name,
                     "'s heads must stand one after another");
     return {pages.const_data_ptr(), pages.stride(0), pages.stride(1)};
@@ -50,6 +58,7 @@ void set_pages(AttentionArgs& args, const Tensor& k_pages, const Tensor& v_pages
     STD_TORCH_CHECK(k_pages.size(0) == v_pages.size(0) && k_pages.size(1) == v_pages.size(1) &&
                         k_pages.size(2) == v_pages.size(2),
                     "k_pages and v_pages must have the same pages, slots and heads");
+    STD_TORCH_CHECK(k_pages.size(2) > 0, "pages must have at least one head");
     args.is_bf16 = dtype == ScalarType::BFloat16;
     args.page_size = static_cast<int>(k_pages.size(1));
     args.num_pages = k_pages.size(0);
@@ -84,7 +93,8 @@ void set_step(AttentionArgs& args, const StepTensors& step) {
     check_values<int32_t>(step.block_table, 0, args.num_pages, "block_table");
     args.max_blocks = step.block_table.size(1);
     check_values<int32_t>(step.kv_lo, 0, int64_t{1} << 31, "kv_lo");
-    check_values<int32_t>(step.kv_hi, 0, args.max_blocks * args.page_size + 1, "kv_hi");
+    const int64_t num_keys = std::min(args.max_blocks * args.page_size, kMost);
+    check_values<int32_t>(step.kv_hi, 0, num_keys + 1, "kv_hi");
     args.row_indptr = values_of<int32_t>(step.row_indptr);
     args.num_requests = static_cast<int>(requests);
     args.block_table = values_of<int32_t>(step.block_table);
@@ -118,9 +128,12 @@ void set_bias(AttentionArgs& args, const BiasTensors& bias) {
     check_length(*bias.row_position, args.num_rows, "row_position");
     check_matrix(*bias.buckets, ScalarType::Byte, args.num_rows, -1, "buckets");
     check_values<uint8_t>(*bias.buckets, 0, 129, "buckets");
-    check_matrix(*bias.chain_buckets, ScalarType::Byte, args.num_suffix, -1, "chain_buckets");
-    check_values<uint8_t>(*bias.chain_buckets, 0, 129, "chain_buckets");
-    check_matrix(*bias.chain_distance, ScalarType::Long, args.num_suffix, -1, "chain_distance");
+    if (args.suffix_of_row != nullptr) {
+        const int64_t suffixes = args.num_suffix, links = args.max_chain;
+        check_matrix(*bias.chain_buckets, ScalarType::Byte, suffixes, links, "chain_buckets");
+        check_values<uint8_t>(*bias.chain_buckets, 0, 129, "chain_buckets");
+        check_matrix(*bias.chain_distance, ScalarType::Long, suffixes, links, "chain_distance");
+    }
     const int64_t reach = (bias.position->numel() - 2 * kTile - 1) / 2;  // longest distance
     STD_TORCH_CHECK(reach >= 0 && bias.position->numel() == 2 * (reach + kTile) + 1,
                     "position must have an odd number of weights and ", kTile,
@@ -129,9 +142,8 @@ void set_bias(AttentionArgs& args, const BiasTensors& bias) {
     int64_t last_key = 0;
     for (int64_t row = 0; row < args.num_rows; ++row) {
         if (args.kv_lo[row] < args.kv_hi[row]) {
-            const int64_t back = position[row] - args.kv_lo[row];
-            const int64_t ahead = args.kv_hi[row] - 1 - position[row];
-            STD_TORCH_CHECK(back <= reach && ahead <= reach, "row ", row,
+            const int64_t least = args.kv_hi[row] - 1 - reach, most = args.kv_lo[row] + reach;
+            STD_TORCH_CHECK(least <= position[row] && position[row] <= most, "row ", row,
                             " sees a key farther away than ", reach);
             last_key = args.kv_hi[row] > last_key ? args.kv_hi[row] : last_key;
         }

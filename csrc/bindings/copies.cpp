@@ -146,8 +146,8 @@ Rows check_rows(const Tensor& pages, const Tensor& page_ids, const Tensor& chunk
                     "a page and a row of the chunk must have one dtype and width; widths are ",
                     pages.size(1), " and ", chunk.size(1));
     const int64_t count = page_ids.numel();
-    STD_TORCH_CHECK(first >= 0 && first + count <= chunk.size(0), "rows [", first, ", ",
-                    first + count, ") do not fit in a chunk of ", chunk.size(0));
+    STD_TORCH_CHECK(first >= 0 && first <= chunk.size(0) - count, count, " rows from ", first,
+                    " on do not fit in a chunk of ", chunk.size(0));
     const auto* ids = static_cast<const int32_t*>(page_ids.const_data_ptr());
     for (int64_t i = 0; i < count; ++i) {
         STD_TORCH_CHECK(ids[i] >= 0 && ids[i] < pages.size(0), "page_ids[", i, "] is ", ids[i],

@@ -46,10 +46,12 @@ void embed(Tensor records, std::vector<Tensor> tables, std::vector<int64_t> colu
         check_table(table, out.scalar_type(), -1);
         const EmbeddingTerm term{table.const_data_ptr(), table.size(1), columns[i], num_dense[i],
                                  offsets[i]};
-        const int64_t stop = term.column + (term.num_dense == 0 ? 1 : term.num_dense);
-        STD_TORCH_CHECK(term.column >= 0 && term.num_dense >= 0 && stop <= records.size(1),
-                        "records have ", records.size(1), " columns, not ", stop);
-        STD_TORCH_CHECK(term.offset >= 0 && term.offset + term.width <= out.size(1),
+        const int64_t num_columns = term.num_dense == 0 ? 1 : term.num_dense;
+        STD_TORCH_CHECK(
+            num_columns > 0 && term.column >= 0 && term.column <= records.size(1) - num_columns,
+            "records have ", records.size(1), " columns, not ", num_columns, " from ", term.column,
+            " on");
+        STD_TORCH_CHECK(term.offset >= 0 && term.offset <= out.size(1) - term.width,
                         "a table of width ", term.width, " does not fit out at ", term.offset);
         STD_TORCH_CHECK(i < num_scaled || term.num_dense == 0,
                         "dense columns stand among the scaled terms");

@@ -1,7 +1,7 @@
 #include "cpu/attention.h"
 
 #include <algorithm>
-#include <cmath>
+#include <bit>
 #include <cstdlib>
 #include <memory>
 #include <vector>
@@ -55,20 +55,26 @@ int heads_at_once(const AttentionArgs& args, int num_rows) {
     return num_rows > kFewRows ? 1 : std::min(args.num_heads, kMaxSums / num_rows);
 }
 
+// Rows [first, stop) and the keys that some of them see; no heads yet.
+QueryBlock rows_block(const AttentionArgs& args, int request, int first, int stop) {
+    QueryBlock block{request, first, stop, 0, 0, 0, 0};
+    for (int row = first; row < stop; ++row) {
+        if (args.kv_lo[row] < args.kv_hi[row]) {
+            const bool is_first = block.hi == 0;
+            block.lo = is_first ? args.kv_lo[row] : std::min(block.lo, args.kv_lo[row]);
+            block.hi = std::max(block.hi, args.kv_hi[row]);
+        }
+    }
+    return block;
+}
+
 // Rows of every request in blocks of at most max_rows, for all heads; the most work first.
 std::vector<QueryBlock> cut_blocks(const AttentionArgs& args, int max_rows) {
     std::vector<QueryBlock> blocks;
     for (int request = 0; request < args.num_requests; ++request) {
         const int stop = args.row_indptr[request + 1];
         for (int first = args.row_indptr[request]; first < stop; first += max_rows) {
-            QueryBlock block{request, first, std::min(first + max_rows, stop), 0, 0, 0, 0};
-            for (int row = block.first; row < block.stop; ++row) {
-                if (args.kv_lo[row] < args.kv_hi[row]) {
-                    const bool is_first = block.hi == 0;
-                    block.lo = is_first ? args.kv_lo[row] : std::min(block.lo, args.kv_lo[row]);
-                    block.hi = std::max(block.hi, args.kv_hi[row]);
-                }
-            }
+            QueryBlock block = rows_block(args, request, first, std::min(first + max_rows, stop));
             const int heads = heads_at_once(args, block.num_rows());
             for (; block.first_head < args.num_heads; block.first_head += heads) {
                 block.num_heads = std::min(heads, args.num_heads - block.first_head);
@@ -94,7 +100,7 @@ int64_t sums_bytes(int64_t num_sums, int64_t acc_width) {
 
 void clear(RangeSums sums, int64_t num_sums, int64_t acc_width) {
     std::fill_n(sums.acc, num_sums * acc_width, 0.0f);
-    std::fill_n(sums.top, num_sums, -INFINITY);
+    std::fill_n(sums.top, num_sums, kLowestTop);
     std::fill_n(sums.total, num_sums, 0.0f);
 }
 
@@ -110,6 +116,34 @@ int num_ranges(const QueryBlock& block) {
 RangeBounds nth_range(const QueryBlock& block, int nth) {
     const int begin = (block.lo / kRange + nth) * kRange;
     return {std::max(begin, block.lo), std::min(begin + kRange, block.hi)};
+}
+
+bool are_finite(const float* values, int64_t count) {
+    constexpr uint32_t kExponent = 0x7f800000;
+    bool is_found = false;
+    for (int64_t i = 0; i < count; ++i) {  // without a branch, so that it runs in vectors
+        is_found |= (std::bit_cast<uint32_t>(values[i]) & kExponent) == kExponent;
+    }
+    return !is_found;
+}
+
+void run_block(const AttentionArgs&, const AttentionKernels&, const QueryBlock&);
+
+// Write a block's rows. A value that one row sees enters the sums of the others with the weight
+// zero; where it is infinite or NaN that is no longer nothing, so every row is computed alone.
+void finish_block(const AttentionArgs& args, const AttentionKernels& kernel,
+                  const QueryBlock& block, RangeSums total) {
+    const int64_t num_values = block.num_sums() * kernel.padded_v_dim(args);
+    if (block.num_rows() == 1 || are_finite(total.acc, num_values)) {
+        kernel.finish_block(args, block, total);
+        return;
+    }
+    for (int row = block.first; row < block.stop; ++row) {
+        QueryBlock alone = rows_block(args, block.request, row, row + 1);
+        alone.first_head = block.first_head;
+        alone.num_heads = block.num_heads;
+        run_block(args, kernel, alone);
+    }
 }
 
 // One block from its first key to its last row of output.
@@ -129,7 +163,7 @@ void run_block(const AttentionArgs& args, const AttentionKernels& kernel, const 
         kernel.sum_range(args, block, first, stop, workspace, range);
         kernel.merge_range(args, static_cast<int>(sums), total, range);
     }
-    kernel.finish_block(args, block, total);
+    finish_block(args, kernel, block, total);
 }
 
 // Few blocks with many keys: every range is a task of its own, and the ranges of a block are added
@@ -170,7 +204,7 @@ void run_ranges(const AttentionArgs& args, const AttentionKernels& kernel,
         for (int nth = 0; nth < num_ranges(block); ++nth) {
             kernel.merge_range(args, sums, total, sums_of(first_task[i] + nth, block));
         }
-        kernel.finish_block(args, block, total);
+        finish_block(args, kernel, block, total);
     });
 }
 

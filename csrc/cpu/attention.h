@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace mtserve {
 
@@ -90,11 +91,14 @@ constexpr int kTile = 64;      // keys of a tile, at positions [64 k, 64 k + 64)
 constexpr int kRange = 1024;   // keys summed before they are added to the total
 constexpr int kMaxSums = 192;  // rows times heads of a block
 
+// Where no score was seen. Finite, so that its distance to any score has an exponential.
+constexpr float kLowestTop = std::numeric_limits<float>::lowest();
+
 // Sums over one range of keys, of a block's rows in every head: acc [sums, padded v_dim], top and
 // total [sums].
 struct RangeSums {
     float* acc;
-    float* top;    // softmax: largest score
+    float* top;    // softmax: largest score, at least kLowestTop
     float* total;  // softmax: sum of exp(score - top)
 };
 

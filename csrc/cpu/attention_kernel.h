@@ -6,7 +6,7 @@
 //     added key after key (bfloat16 with AVX-512: pair after pair at even positions);
 //   - ranges are added in ascending order, then the suffix chain, ancestors first;
 //   - a key that a row does not see has the weight zero, and adding it changes nothing, so it does
-//     not matter which hidden keys are computed.
+//     not matter which hidden keys are computed (values that are not finite: see attention.cpp).
 // Keys that no row of the block sees are never read: zeros stand for them.
 
 #pragma once
@@ -274,12 +274,12 @@ void softmax_weights(const AttentionArgs& args, float* scores, typename Operand:
         const Vec score = keep_lanes(biased_score(args, scores, column, bias), span.first - column,
                                      span.stop - column, broadcast(-INFINITY));
         store(scores + column, score);
-        highest = max(highest, score);
+        highest = max(score, highest);  // a NaN is passed over here, and weighed below
     }
     const float seen_top = max_lanes(highest);
     const float top = seen_top > *row_top ? seen_top : *row_top;
     if (top > *row_top) {
-        const float factor = *row_top == -INFINITY ? 0.0f : exp_scalar(*row_top - top);
+        const float factor = exp_scalar(*row_top - top);
         for (int64_t i = 0; i < acc_width; i += Vec::kWidth) {
             store(acc + i, load(acc + i) * broadcast(factor));
         }
@@ -526,7 +526,7 @@ struct Attention {
         std::memset(sums.acc, 0, num_sums * space.v_panels * kPanelWidth * sizeof(float));
         if (args.is_softmax) {
             for (int i = 0; i < num_sums; ++i) {
-                sums.top[i] = -INFINITY;
+                sums.top[i] = kLowestTop;
                 sums.total[i] = 0.0f;
             }
         }
@@ -611,7 +611,7 @@ struct Attention {
             }
             const float score = chain_score(args, head, row, suffix, link, chain[link]);
             if (score > top) {
-                const float factor = top == -INFINITY ? 0.0f : exp_scalar(top - score);
+                const float factor = exp_scalar(top - score);
                 for (int64_t i = 0; i < width; i += Vec::kWidth) {
                     store(acc + i, load(acc + i) * broadcast(factor));
                 }
@@ -622,7 +622,7 @@ struct Attention {
             total += weight;
             add_scaled<Source>(weight, chain_value(args, head, chain[link]), args.v_dim, acc);
         }
-        const bool is_seen = total > 0.0f || total != total;
+        const bool is_seen = total != 0.0f;
         if (is_seen) {
             for (int64_t i = 0; i < width; i += Vec::kWidth) {
                 store(acc + i, load(acc + i) / broadcast(total));
@@ -644,11 +644,11 @@ inline void merge_range(const AttentionArgs& args, int num_sums, RangeSums total
         return;
     }
     for (int row = 0; row < num_sums; ++row) {
-        if (range.top[row] == -INFINITY) {
+        if (range.total[row] == 0.0f) {  // it sees none of the keys
             continue;
         }
         const float top = range.top[row] > total.top[row] ? range.top[row] : total.top[row];
-        const float before = total.top[row] == -INFINITY ? 0.0f : exp_scalar(total.top[row] - top);
+        const float before = exp_scalar(total.top[row] - top);
         const float added = exp_scalar(range.top[row] - top);
         float* acc = total.acc + row * width;
         const float* more = range.acc + row * width;

@@ -41,6 +41,12 @@ class EdgeSearch {
     uint8_t first_[64];
 };
 
+// Times that are farther apart than an int64 can say are as far apart as it can.
+int64_t seconds_between(int64_t a, int64_t b) {
+    int64_t apart;
+    return __builtin_sub_overflow(std::max(a, b), std::min(a, b), &apart) ? INT64_MAX : apart;
+}
+
 }  // namespace
 
 void time_buckets(const BucketArgs& args) {
@@ -62,8 +68,8 @@ void time_buckets(const BucketArgs& args) {
         for (int64_t row = tasks[i].first; row < tasks[i].stop; ++row) {
             uint8_t* buckets = args.buckets + row * args.stride;
             for (int64_t key = 0; key < args.num_keys; ++key) {
-                const int64_t apart = args.row_next_time[row] - key_time[key];
-                buckets[key] = search.bucket(apart < 0 ? -apart : apart);
+                buckets[key] =
+                    search.bucket(seconds_between(args.row_next_time[row], key_time[key]));
             }
             std::memset(buckets + args.num_keys, 0, args.stride - args.num_keys);
         }

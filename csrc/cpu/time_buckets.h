@@ -20,7 +20,8 @@ struct BucketArgs {
     uint8_t* buckets;  // [T, stride]
 };
 
-// buckets[row, key] = how many edges are at most |row_next_time[row] - key_time[key]|.
+// buckets[row, key] = how many edges are at most |row_next_time[row] - key_time[key]|,
+// which is 2^63 - 1 where an int64 cannot say it.
 void time_buckets(const BucketArgs& args);
 
 }  // namespace mtserve

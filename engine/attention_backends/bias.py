@@ -17,6 +17,7 @@ from engine.attention_backends.base import LayerBias
 
 MAX_BUCKET = 128
 _SECONDS_END = 1 << 62
+_FARTHEST = (1 << 63) - 1
 
 
 def bucket_of(seconds: int) -> int:
@@ -47,8 +48,13 @@ def _edges_tensor() -> torch.Tensor:
 
 
 def time_buckets(next_time: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
-    """Bucket of |next_time - time|, int64 seconds that broadcast -> int32."""
-    return torch.searchsorted(_edges_tensor(), (next_time - time).abs(), right=True, out_int32=True)
+    """Bucket of |next_time - time|, int64 seconds that broadcast -> int32.
+
+    Times that are farther apart than an int64 can say are as far apart as it can.
+    """
+    apart = torch.maximum(next_time, time) - torch.minimum(next_time, time)
+    apart.masked_fill_(apart < 0, _FARTHEST)
+    return torch.searchsorted(_edges_tensor(), apart, right=True, out_int32=True)
 
 
 def bias_values(

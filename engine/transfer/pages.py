@@ -78,7 +78,7 @@ def check_shapes(
         )
     if not (first >= 0 and first + len(page_ids_n) <= len(chunk_CB)):
         raise RuntimeError(
-            f"rows [{first}, {first + len(page_ids_n)}) do not fit in a chunk of {len(chunk_CB)}"
+            f"{len(page_ids_n)} rows from {first} on do not fit in a chunk of {len(chunk_CB)}"
         )
 
 

@@ -8,8 +8,9 @@
 
 namespace mtserve::MTSERVE_ISA {
 
+// A NaN stays one.
 inline Vec clamp(Vec a, float low, float high) {
-    return min(max(a, broadcast(low)), broadcast(high));
+    return min(broadcast(high), max(broadcast(low), a));
 }
 
 // 2^x for x in [-126, 127], relative error below 5e-6: a hundredth of bfloat16's step and less.
@@ -44,15 +45,16 @@ inline Vec exp_bounded(Vec x) {
     }
 }
 
-// x / (1 + e^-x).
+// x / (1 + e^-x); as of -87 where x is below it.
 template <bool kIsCoarse>
 inline Vec silu(Vec x) {
+    const Vec bounded = max(broadcast(-87.0f), x);
     if constexpr (kIsCoarse) {
-        const Vec e = exp2_coarse(clamp(x * broadcast(-1.44269504f), -126.0f, 126.0f));
-        return x * reciprocal(e + broadcast(1.0f));
+        const Vec e = exp2_coarse(max(broadcast(-126.0f), bounded * broadcast(-1.44269504f)));
+        return bounded * reciprocal(e + broadcast(1.0f));
     } else {
-        const Vec e = exp_bounded<false>(clamp(broadcast(0.0f) - x, -87.0f, 88.0f));
-        return x / (e + broadcast(1.0f));
+        const Vec e = exp_bounded<false>(max(broadcast(-87.0f), broadcast(0.0f) - bounded));
+        return bounded / (e + broadcast(1.0f));
     }
 }
 

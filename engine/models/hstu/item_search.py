@@ -110,7 +110,7 @@ class PackedSearch:
             is_wanted = ~is_excluded[start:stop]
             if len(best_scores) == top_k:
                 # Later items have higher ids, so they must beat the last one, not equal it.
-                is_wanted &= scores > best_scores[-1]
+                is_wanted &= ~(scores <= best_scores[-1])
             found = np.flatnonzero(is_wanted)
             best_places = np.concatenate([best_places, found + start])
             best_scores = np.concatenate([best_scores, scores[found]])
@@ -121,9 +121,13 @@ class PackedSearch:
 
 
 def _best(scores: Float32Array, top_k: int) -> Int64Array:
-    """Indices of the top_k largest scores, descending; the lower index first among equals."""
-    if len(scores) <= top_k:
-        return np.argsort(-scores, kind="stable")
-    threshold = np.partition(scores, len(scores) - top_k)[len(scores) - top_k]
-    candidates = np.flatnonzero(scores >= threshold)
-    return candidates[np.argsort(-scores[candidates], kind="stable")[:top_k]]
+    """Indices of the top_k largest scores, descending; the lower index first among equals.
+
+    NaN is as good as -inf.
+    """
+    ranks = np.where(np.isnan(scores), -np.inf, scores)
+    if len(ranks) <= top_k:
+        return np.argsort(-ranks, kind="stable")
+    threshold = np.partition(ranks, len(ranks) - top_k)[len(ranks) - top_k]
+    candidates = np.flatnonzero(ranks >= threshold)
+    return candidates[np.argsort(-ranks[candidates], kind="stable")[:top_k]]

@@ -94,9 +94,16 @@ def test_all_items_excluded_gives_none(kind: type[NativeSearch]) -> None:
     assert scores.tolist() == []
 
 
-def test_items_without_a_score_come_last() -> None:
-    items = torch.tensor([[1.0], [torch.nan], [3.0], [torch.nan], [-2.0]])
-    ids, scores = NativeSearch(items, np.arange(5), None).top_items(torch.ones(1), 4, NOTHING)
-    assert ids.tolist() == [2, 0, 4, 1]
-    assert scores[:3].tolist() == [3.0, 1.0, -2.0]
-    assert np.isnan(scores[3])
+@pytest.mark.parametrize("block_items", [1, 2, 8192])
+@pytest.mark.parametrize("kind", KINDS)
+def test_items_without_a_score_come_last(
+    monkeypatch: pytest.MonkeyPatch, kind: type[NativeSearch], block_items: int
+) -> None:
+    monkeypatch.setattr(item_search, "_BLOCK_ITEMS", block_items)
+    items = torch.tensor([[torch.nan], [1.0], [torch.nan], [3.0], [torch.nan], [-2.0]])
+    subject = kind(items, np.arange(6), None)
+    for top_k in range(1, 7):
+        ids, scores = subject.top_items(torch.ones(1), top_k, NOTHING)
+        assert ids.tolist() == [3, 1, 5, 0, 2, 4][:top_k]
+        assert scores[:3].tolist() == [3.0, 1.0, -2.0][:top_k]
+        assert np.isnan(scores[3:]).all()

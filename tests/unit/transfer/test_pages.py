@@ -73,7 +73,7 @@ def _gather_arguments(**changes):
         ({"ids": torch.tensor([1, 4], dtype=torch.int32)}, r"page_ids\[1\] is 4"),
         ({"ids": torch.tensor([-1], dtype=torch.int32)}, r"page_ids\[0\] is -1"),
         ({"ids": torch.tensor([1, 2])}, "page_ids"),
-        ({"first": 3}, r"\[3, 5\) do not fit in a chunk of 4"),
+        ({"first": 3}, "2 rows from 3 on do not fit in a chunk of 4"),
         ({"first": -1}, "do not fit"),
         ({"chunk": torch.zeros(4, 3, dtype=torch.uint8)}, "widths are 2 and 3"),
         ({"chunk": torch.zeros(4, 2, dtype=torch.float32)}, "one dtype"),
