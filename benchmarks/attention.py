@@ -6,9 +6,9 @@ A ragged batch of 8 requests, histories of 3584 to 4608 rows (4096 on average) o
 256 candidates each, 8 heads, pages of 32, shuffled block tables; widths 64 and 128, bf16 and fp32.
 Timed is append + attend + suffix of one layer; `prepare` is apart. FLOPs are 4 * width for each
 visible (row, key, head). Beside it run the register FMA peak and the same step by `torch.compile`
-of the padded dense form, in bf16 and in fp32, whichever is faster. Results are compared first. How
-many times faster has a limit only where the instructions in use multiply bf16: without them the
-dense form in fp32 runs near the same peak, and a dense form in bf16 would flatter.
+of the padded dense form, in fp32 and, where the machine multiplies bf16, in that, whichever is
+faster. Results are compared first. How many times faster has a limit only where the instructions in
+use multiply bf16: without them the dense form in fp32 runs near the same peak.
 `share_of_fma_beside` is for a machine that does something else as well: the FMAs take as long as
 the layer, so they are disturbed as much; the peak is of short loops.
 
@@ -72,7 +72,8 @@ def measure_step(shape: BatchShape, dtype: str, settings: Settings) -> dict[str,
     torch.compiler.reset()  # each shape is compiled anew, and torch gives up after 8 of a function
     ragged = RaggedBatch(shape, DTYPES[dtype], settings.score)
     run = LayerRun(ragged, create_backend(settings.backend, ragged.spec))
-    names = ("bfloat16", "float32") if dtype == "bfloat16" else ("float32",)
+    multiplies_bf16 = dtype == "bfloat16" and ceilings.has_bf16_instruction()
+    names = ("bfloat16", "float32") if multiplies_bf16 else ("float32",)
     dense = {name: DenseStep(ragged, DTYPES[name]) for name in names}
     error = relative_error(run.layer(), dense["float32"].rows())
     isa = ceilings.peak_isa(DTYPES[dtype], settings.isa)
