@@ -341,11 +341,17 @@ struct Bf16Operand : FloatWords {
             for (int64_t first = 0; first < num_words; first += 2 * Vec::kWidth) {
                 stream.advance();
                 transpose_part(rows + key, 2 * width, first / 2, pairs, Vec::kWidth);
+                float* target = column + first * kPanelWidth;
                 const int64_t left = num_words - first;
-                const int count = left < 2 * Vec::kWidth ? static_cast<int>(left) : 2 * Vec::kWidth;
-                for (int i = 0; i < count; ++i) {
-                    store(column + (first + i) * kPanelWidth,
-                          half_words(pairs + i / 2 * Vec::kWidth, i % 2 == 1));
+                if (left >= 2 * Vec::kWidth) {
+#pragma GCC unroll 16
+                    for (int i = 0; i < 2 * Vec::kWidth; ++i) {
+                        store(target + i * kPanelWidth, widened(pairs, i));
+                    }
+                    continue;
+                }
+                for (int i = 0; i < left; ++i) {
+                    store(target + i * kPanelWidth, widened(pairs, i));
                 }
             }
         }
@@ -361,6 +367,12 @@ struct Bf16Operand : FloatWords {
     static void add_values(const float* weights, const void* const rows[], int first, int stop,
                            int width, float* acc, Stream& stream) {
         add_weighted_rows<Source>(weights, rows, first, stop, width, acc, stream);
+    }
+
+  private:
+    // Dimension i of transposed pairs.
+    static Vec widened(const uint32_t* pairs, int i) {
+        return half_words(pairs + i / 2 * Vec::kWidth, i % 2 == 1);
     }
 };
 
