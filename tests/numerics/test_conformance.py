@@ -182,7 +182,7 @@ def test_command_returns_zero_on_a_good_folder(tmp_path, capsys):
     shutil.copy(GOLDEN / "softmax_qwen3_tiny.safetensors", tmp_path)
     assert conformance_command(tmp_path, page_size=3) == 0
     printed = capsys.readouterr().out
-    assert "2 passed, 0 failed, 1 skipped" in printed
+    assert "3 passed, 0 failed, 1 skipped" in printed
     assert "decoder" in printed
 
 
